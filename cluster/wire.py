@@ -18,7 +18,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import ml_dtypes
 import msgpack
@@ -133,6 +133,10 @@ def _pieces(array: np.ndarray) -> Iterator[memoryview]:
         yield data[start : start + _BIN_LIMIT]
 
 
+def _pack(plain: Any) -> bytes:
+    return cast(bytes, msgpack.packb(plain))
+
+
 def encode(obj: Any) -> bytes:
     """A document with `obj` in it.
 
@@ -141,7 +145,7 @@ def encode(obj: Any) -> bytes:
     matched exactly: a subclass would not come back as itself. Raises TypeError for anything else.
     """
     packer = _Packer()
-    body = msgpack.packb(packer.plain(obj), use_bin_type=True)
+    body = _pack(packer.plain(obj))
     header = {
         "format": FORMAT,
         "version": VERSION,
@@ -149,7 +153,7 @@ def encode(obj: Any) -> bytes:
         "length": len(body),
         "crc32": zlib.crc32(body),
     }
-    return msgpack.packb(header) + body
+    return _pack(header) + body
 
 
 # --- in ----------------------------------------------------------------------------------------
