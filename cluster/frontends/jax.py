@@ -1,0 +1,236 @@
+"""A JAX function -> the program that every rank runs. All use of JAX and XLA internals is here
+and in `stablehlo`.
+
+XLA's SPMD partitioner does the work that it does for a real device: the function is compiled for N
+virtual CPU devices, XLA writes the partitioned module to a temporary folder, and that module is
+read as StableHLO. The number of devices is fixed when JAX's backend starts: see `virtual_devices`.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import config as jax_config
+from jax._src.interpreters import mlir as jax_mlir
+from jax._src.lib import xla_client
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from trnsim.device.dtypes import dtype_name
+from trnsim.device.errors import TrnsimError, Unsupported
+from trnsim.device.ops.ir import TensorType
+
+from ..sharding import Lowered, Shards
+from .stablehlo import module_from_bytecode
+
+UNSPECIFIED: Any = object()  # XLA chooses the output shardings
+
+_DUMP = {
+    "xla_dump_hlo_pass_re": "spmd-partitioning|dce|pipeline-start",
+    "xla_dump_hlo_pipeline_re": "spmd-partitioner|sharding-removal",
+    "xla_dump_hlo_as_proto": True,
+    "xla_backend_optimization_level": 0,  # the compiled code is never run
+}
+
+
+def virtual_devices(count: int) -> None:
+    """Give JAX `count` CPU devices. Must be called before JAX's backend starts."""
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", count)
+
+
+def device_mesh(axes: dict[str, int]) -> Mesh:
+    """A mesh over the first devices, in rank order, with axes that XLA propagates (auto)."""
+    shape = tuple(axes.values())
+    count = int(np.prod(shape))
+    devices = jax.devices()
+    if len(devices) < count:
+        raise TrnsimError(f"the mesh needs {count} virtual devices, JAX has {len(devices)}")
+    return Mesh(np.array(devices[:count]).reshape(shape), tuple(axes))
+
+
+def lower(
+    function: Callable,
+    *args: Any,
+    mesh: Mesh | None = None,
+    out_shardings: Any = UNSPECIFIED,
+    name: str = "",
+) -> Lowered:
+    """Compile `function(*args)` for the devices of its shardings and return every rank's program.
+
+    `args` are pytrees of arrays or `jax.ShapeDtypeStruct`s; leaves without a NamedSharding are
+    replicated over `mesh` (by default the mesh of the first leaf that has one). Functions may be
+    jitted already or come from `shard_map`. Typed PRNG keys become their uint32 data.
+    Rank r is device `mesh.devices.flat[r]`. Raises Unsupported with operator and source line.
+    """
+    name = name or getattr(function, "__name__", "function")
+    mesh = mesh or _mesh_of(args)
+    specs = jax.tree.map(lambda leaf: abstract(leaf, mesh), args)
+    with _settings():
+        lowered = _jitted(function, name, out_shardings).lower(*specs)
+        proto, compiled = _compile(lowered)
+    devices = list(mesh.devices.flat) if mesh else None
+    inputs = _all_shards(specs, compiled.input_shardings[0], devices)
+    outputs = _all_shards(lowered.out_info, compiled.output_shardings, devices)
+    context = jax_mlir.make_ir_context()
+    bytecode = xla_client._xla.mlir.hlo_to_stablehlo(proto)  # type: ignore[attr-defined]
+    ranks = len(devices) if devices else (inputs + outputs)[0].ranks
+    module = module_from_bytecode(context, bytecode, name, ranks)
+    result = Lowered(module, ranks, inputs, outputs)
+    _check(result)
+    return result
+
+
+def abstract(leaf: Any, mesh: Mesh | None) -> jax.ShapeDtypeStruct:
+    """Shape, dtype and sharding of a leaf; without a NamedSharding it is replicated on `mesh`."""
+    sharding = getattr(leaf, "sharding", None)
+    if not isinstance(sharding, NamedSharding):
+        sharding = NamedSharding(mesh, PartitionSpec()) if mesh else None
+    aval = jax.typeof(leaf) if not isinstance(leaf, jax.ShapeDtypeStruct) else leaf
+    dtype = aval.dtype
+    if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        dtype = jax.dtypes.canonicalize_dtype(dtype)
+    weak = bool(getattr(aval, "weak_type", False))
+    return jax.ShapeDtypeStruct(aval.shape, dtype, sharding=sharding, weak_type=weak)
+
+
+def host_array(leaf: Any) -> np.ndarray:
+    """The global value of a leaf as numpy; typed PRNG keys as their uint32 data."""
+    if jax.dtypes.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    array = np.asarray(leaf)
+    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+
+
+def leaf_names(tree: Any) -> tuple[str, ...]:
+    """The path of each leaf, like `['params']['w']`."""
+    return tuple(jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tree))
+
+
+def _mesh_of(tree: Any) -> Mesh | None:
+    for leaf in jax.tree.leaves(tree):
+        sharding = getattr(leaf, "sharding", None)
+        if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
+            return sharding.mesh
+    return None
+
+
+def _jitted(function: Callable, name: str, out_shardings: Any) -> Any:
+    """`function` under a jit of our own, which keeps unused arguments as parameters."""
+
+    def call(*args: Any) -> Any:
+        return function(*args)
+
+    call.__name__ = call.__qualname__ = name
+    chosen = {} if out_shardings is UNSPECIFIED else {"out_shardings": out_shardings}
+    return jax.jit(call, keep_unused=True, **chosen)
+
+
+@contextmanager
+def _settings() -> Iterator[None]:
+    """Whole tracebacks in locations, constants inside the module, no cached executable."""
+    with ExitStack() as stack:
+        stack.enter_context(jax_config.traceback_in_locations_limit(-1))
+        stack.enter_context(jax_config.include_full_tracebacks_in_locations(True))
+        stack.enter_context(jax_config.use_simplified_jaxpr_constants(False))
+        stack.enter_context(jax_config.enable_compilation_cache(False))
+        yield
+
+
+def _compile(lowered: Any) -> tuple[bytes, Any]:
+    """The HloModuleProto after SPMD partitioning, and the executable (for its shardings)."""
+    with tempfile.TemporaryDirectory(prefix="trnsim-xla-") as folder:
+        compiled = lowered.compile(compiler_options=_DUMP | {"xla_dump_to": folder})
+        path = _partitioned(Path(folder))
+        return _first_field(path.read_bytes()), compiled
+
+
+def _partitioned(folder: Path) -> Path:
+    """The dump to read: after partitioning, or for one device the last one without shardings."""
+    for pattern in (
+        "*.after_spmd-partitioning.*.hlo.pb",
+        "*.sharding-removal.*.hlo.pb",
+        "*.before_optimizations.hlo.pb",
+    ):
+        found = sorted(folder.glob(pattern))
+        if found:
+            return found[-1]
+    raise TrnsimError(f"XLA of JAX {jax.__version__} wrote no partitioned module")
+
+
+def _first_field(message: bytes) -> bytes:
+    """Field 1 of a protocol buffer message: the HloModuleProto of an HloProto."""
+    position = 0
+
+    def varint() -> int:
+        nonlocal position
+        value = shift = 0
+        while True:
+            byte = message[position]
+            position += 1
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+
+    while position < len(message):
+        key = varint()
+        length = varint()  # a plain number when the field is not length-delimited
+        if key & 7 == 2:
+            if key >> 3 == 1:
+                return message[position : position + length]
+            position += length
+    raise TrnsimError("XLA's dump holds no module")
+
+
+def _all_shards(avals: Any, shardings: Any, devices: list | None) -> tuple[Shards, ...]:
+    leaves = jax.tree.leaves_with_path(avals)
+    flat = jax.tree.leaves(shardings)
+    if len(flat) != len(leaves):
+        raise Unsupported(f"JAX gave {len(flat)} shardings for {len(leaves)} arrays")
+    memo: dict = {}
+    return tuple(
+        _shards(jax.tree_util.keystr(path), aval, sharding, devices, memo)
+        for (path, aval), sharding in zip(leaves, flat, strict=True)
+    )
+
+
+def _shards(name: str, aval: Any, sharding: Any, devices: list | None, memo: dict) -> Shards:
+    order = devices or list(sharding._device_assignment)
+    shape, dtype, extra = tuple(aval.shape), aval.dtype, ()
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype))
+        extra, dtype = data.shape, data.dtype
+    key = (sharding, shape, extra)
+    if key not in memo:
+        memo[key] = _boxes(sharding, shape, extra, order)
+    return Shards(name, shape + extra, dtype_name(dtype), memo[key])
+
+
+def _boxes(sharding: Any, shape: tuple, extra: tuple, devices: list) -> np.ndarray:
+    """int64 [ranks, dimensions, 2]: start and stop; `extra` dimensions are whole."""
+    indices = sharding.devices_indices_map(shape)
+    whole = [(0, n) for n in extra]
+    boxes = [
+        [s.indices(n)[:2] for s, n in zip(indices[device], shape, strict=True)] + whole
+        for device in devices
+    ]
+    return np.array(boxes, np.int64).reshape(len(devices), len(shape) + len(extra), 2)
+
+
+def _check(lowered: Lowered) -> None:
+    """The module's arguments and results are the shards, type by type."""
+    body, types = lowered.module.body, lowered.module.types
+    for what, shards, values in (
+        ("argument", lowered.inputs, body.arguments),
+        ("result", lowered.outputs, body.returns),
+    ):
+        local: list[TensorType] = [s.local for s in shards]
+        found = [types[v] for v in values]
+        if local != found:
+            pairs = zip(shards, local, found, strict=False)
+            wrong = next((s.name for s, a, b in pairs if a != b), "their number")
+            raise Unsupported(f"XLA partitioned {what} {wrong} otherwise than JAX states")

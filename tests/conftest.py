@@ -1,0 +1,6 @@
+"""JAX with eight virtual CPU devices, set before its backend starts."""
+
+import jax
+
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 8)
