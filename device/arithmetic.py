@@ -193,7 +193,7 @@ def _shift_right_arithmetic(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return _shift(np.right_shift, a_signed, b.view(signed), a_signed >> last).view(a.dtype)
 
 
-def _total_order(x: np.ndarray) -> np.ndarray:
+def total_order(x: np.ndarray) -> np.ndarray:
     """Integers in the order of IEEE totalOrder: -NaN < -inf < -0 < +0 < +inf < NaN."""
     signed = x.view(f"i{x.dtype.itemsize}")
     return np.where(signed < 0, signed ^ np.iinfo(signed.dtype).max, signed)
@@ -209,7 +209,7 @@ def _compare(
     a: np.ndarray, b: np.ndarray, direction: str, compare_type: str = "NOTYPE"
 ) -> np.ndarray:
     if compare_type == "TOTALORDER":
-        a, b = _total_order(a), _total_order(b)
+        a, b = total_order(a), total_order(b)
     return _DIRECTIONS[direction](a, b)
 
 
@@ -385,6 +385,20 @@ _REDUCTIONS: dict[str, np.ufunc] = {
 }  # fmt: skip
 
 
+def elementwise_name(reduction: str, dtype: np.dtype) -> str:
+    """The elementwise function that combines two values of a reduction: on bool, or / and."""
+    if np.dtype(dtype) == np.bool_:
+        logical = {"add": "or", "maximum": "or", "multiply": "and", "minimum": "and"}
+        return logical.get(reduction, reduction)
+    return reduction
+
+
+def _ufunc(name: str, dtype: np.dtype) -> np.ufunc:
+    if name not in _REDUCTIONS:
+        raise Unsupported(f"reduction {name} is not modelled; modelled: {', '.join(_REDUCTIONS)}")
+    return _REDUCTIONS[elementwise_name(name, dtype)]
+
+
 def reduce(
     name: str,
     array: np.ndarray,
@@ -397,16 +411,24 @@ def reduce(
     Floats below 32 bits accumulate in float32 and round once to `out` (default: the array's dtype);
     integers wrap in their own type. Raises Unsupported for another name.
     """
-    if name not in _REDUCTIONS:
-        raise Unsupported(f"reduction {name} is not modelled; modelled: {', '.join(_REDUCTIONS)}")
+    ufunc = _ufunc(name, array.dtype)
     with np.errstate(all="ignore"):
         values = _convert(array, compute_dtype(array.dtype))
         start = IDENTITY[name](values.dtype)
-        if values.dtype == np.bool_:
-            name = {"add": "or", "maximum": "or", "multiply": "and", "minimum": "and"}.get(
-                name, name
-            )
-        result = _REDUCTIONS[name].reduce(
+        result = ufunc.reduce(
             values, axis=axis, dtype=values.dtype, keepdims=keepdims, initial=start
         )
         return _convert(np.asarray(result), np.dtype(out or array.dtype))
+
+
+def reduce_runs(name: str, array: np.ndarray, firsts: np.ndarray) -> np.ndarray:
+    """Reduces runs of rows, run i from row firsts[i] to before firsts[i + 1], in compute type."""
+    with np.errstate(all="ignore"):
+        values = _convert(array, compute_dtype(array.dtype))
+        return _ufunc(name, array.dtype).reduceat(values, firsts, axis=0, dtype=values.dtype)
+
+
+def accumulate(name: str, array: np.ndarray, axis: int) -> np.ndarray:
+    """Running reduction along `axis`, in the array's own type."""
+    with np.errstate(all="ignore"):
+        return _ufunc(name, array.dtype).accumulate(array, axis=axis, dtype=array.dtype)
