@@ -5,7 +5,7 @@ Times are integer picoseconds, sizes bytes, rates bytes per second, clocks hertz
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any
 
@@ -139,11 +139,14 @@ class Links:
     efa_latency_ps: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Chip(Links, Dma, Memories, LaneEngines, TensorEngine, CoreTiming, ChipShape):
     """One kind of chip. Plain data: picklable, hashable, changed by `dataclasses.replace`."""
 
     numbers: Mapping[str, Number] = field(default_factory=dict, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        return f"Chip({self.name!r})"  # seventy fields hide what a message is about
 
     def __hash__(self) -> int:
         return hash((self.name, self.cores, self.hbm_bytes, self.dma_bytes_per_s))
@@ -192,6 +195,13 @@ class Chip(Links, Dma, Memories, LaneEngines, TensorEngine, CoreTiming, ChipShap
 
 def _nearest(key: str, known: Mapping[str, object]) -> str | None:
     return BadInput("number", key, known).args[0].partition("nearest valid: ")[2] or None
+
+
+def with_number(chip: Chip, key: str, number: Number) -> Chip:
+    """The chip with one number, `field` or `field.key`, replaced together with its source."""
+    name, _, inner = key.partition(".")
+    value = {**getattr(chip, name), inner: number.value} if inner else number.value
+    return replace(chip, **{name: value}, numbers={**chip.numbers, key: number})
 
 
 def load_chip(name: str) -> Chip:

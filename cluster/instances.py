@@ -1,0 +1,193 @@
+"""Instances and UltraServers: how many chips they have and how these are wired.
+
+Read from `device/specs/instances.toml`, where every number has its source.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Any
+
+from trnsim.collectives import fabric as fabrics
+from trnsim.collectives.fabric import Fabric
+from trnsim.device.chip import Chip, load_chip, with_number
+from trnsim.device.errors import BadFile, BadInput
+from trnsim.device.numbers import Number, read_entries, read_toml
+
+from .lnc import check_lnc, logical_per_chip
+
+FILE = "instances"
+TOPOLOGIES = ("single", "ring", "torus", "switch")
+ALIASES = {
+    "trn2u-ultraserver": "trn2-ultraserver",
+    "trn3-gen1": "trn3-gen1-ultraserver",
+    "trn3-gen2": "trn3-gen2-ultraserver",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instance:
+    """One kind of instance or UltraServer. `chip` carries the link rates of this instance."""
+
+    name: str
+    chip: Chip
+    topology: str
+    chips: int
+    servers: int = 1  # trn2u instances or Trn3 servers inside an UltraServer
+    racks: int = 1  # second-level switches of a switched UltraServer
+    dims: tuple[int, ...] = ()  # torus axes, the last one fastest in chip ids; Z first
+    efa_bytes_per_s: int = 0  # all network interfaces together; 0: no EFA
+    efa_devices: int = 0
+    core_counts: tuple[int, ...] = ()  # ranks that a job may have; () leaves it free
+    core_counts_multiple: int = 0
+    vcpus: int | None = None
+    host_memory_bytes: int | None = None
+    numbers: Mapping[str, Number] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.topology not in TOPOLOGIES:
+            raise BadFile(f"{FILE}.toml: {self.name}: topology {self.topology} is not known")
+        if self.dims and math.prod(self.dims) != self.chips:
+            raise BadFile(f"{FILE}.toml: {self.name}: dims {self.dims} are not {self.chips} chips")
+        if self.chips % self.servers or self.servers % self.racks:
+            raise BadFile(f"{FILE}.toml: {self.name}: chips, servers and racks do not divide")
+
+    @property
+    def chips_per_server(self) -> int:
+        return self.chips // self.servers
+
+    @property
+    def physical_cores(self) -> int:
+        return self.chips * self.chip.cores
+
+    def logical_cores(self, lnc: int | None = None) -> int:
+        """Ranks at an LNC; None is the chip's default. Raises BadInput for an illegal LNC."""
+        return self.chips * logical_per_chip(self.chip, check_lnc(self.chip, lnc))
+
+    def interface(self, chip: int) -> int:
+        """The network interface that a chip sends through."""
+        return chip * self.efa_devices // self.chips
+
+
+@cache
+def _table() -> dict[str, Any]:
+    return read_toml(FILE)
+
+
+def instance_names() -> tuple[str, ...]:
+    """Every instance and UltraServer that `load_instance` knows."""
+    return tuple(_table())
+
+
+def load_instance(name: str) -> Instance:
+    """The instance called `name`. Raises BadInput with the nearest name for an unknown one."""
+    key = ALIASES.get(str(name).lower(), str(name).lower())
+    if key not in _table():
+        raise BadInput("instance", name, instance_names())
+    return _load(key)
+
+
+@cache
+def _load(name: str) -> Instance:
+    return instance_of(name, *read_instance(name))
+
+
+def read_instance(name: str) -> tuple[dict[str, Any], dict[str, Number]]:
+    """Plain fields (chip, topology) and numbers of one entry, those of `like` beneath."""
+    entry = dict(_table()[name])
+    plain, numbers = read_instance(entry.pop("like")) if "like" in entry else ({}, {})
+    plain |= {key: entry.pop(key) for key in ("chip", "topology") if key in entry}
+    numbers |= dict(read_entries(entry, f"{FILE}.toml", name))
+    return plain, numbers
+
+
+def instance_of(name: str, plain: Mapping[str, Any], numbers: Mapping[str, Number]) -> Instance:
+    """An Instance of the numbers of its entry; those named as a field of Chip change its chip."""
+    chip, values = load_chip(plain["chip"]), {}
+    for key, number in numbers.items():
+        if key in chip.numbers:
+            chip = with_number(chip, key, number)
+        else:
+            values[key] = number.value
+    unknown = sorted(values.keys() - {item.name for item in fields(Instance)})
+    if unknown or "chips" not in values:
+        raise BadFile(f"{FILE}.toml: {name}: {', '.join(unknown) or 'chips'} unknown or missing")
+    rest = {key: number for key, number in numbers.items() if key in values}
+    return Instance(name=name, chip=chip, topology=plain["topology"], numbers=rest, **values)
+
+
+def fabric(instance: Instance, nodes: int = 1, lnc: int | None = None) -> Fabric:
+    """The links of `nodes` instances with one rank per logical core.
+
+    Ranks are ordered by node, chip and logical core. Every rank has its own DMA link out of and
+    into its chip. Several nodes are joined over EFA by one switch that does not block.
+    """
+    check_nodes(instance, nodes)
+    lnc = check_lnc(instance.chip, lnc)
+    one = _chips(instance)
+    whole = one if nodes == 1 else _over_efa(instance, [one] * nodes)
+    chip, per_chip = instance.chip, logical_per_chip(instance.chip, lnc)
+    rate = chip.on_chip_bytes_per_s * lnc
+    places = whole.chips.repeat(per_chip)
+    return whole.attach(places, dma_out=rate, dma_in=rate, latency_ps=chip.on_chip_latency_ps)
+
+
+def check_nodes(instance: Instance, nodes: int) -> None:
+    """Raises BadInput for less than one node, or for several of an instance without EFA."""
+    if nodes < 1:
+        raise BadInput("nodes", nodes, "1 or more", 1)
+    if nodes > 1 and not instance.efa_bytes_per_s:
+        raise BadInput("nodes", nodes, f"1: {instance.name} has no EFA to other nodes", 1)
+
+
+def _chips(instance: Instance) -> Fabric:
+    """The chips of one instance with the links between them; no ranks, no EFA."""
+    rates, latency = instance.chip.link_bytes_per_s, instance.chip.link_latency_ps
+    if instance.topology == "single":
+        return fabrics.graph(["chip0"], [])
+    if instance.topology == "switch":
+        return fabrics.graph(*_switched(instance))
+    level = [instance.topology] * len(instance.dims)
+    if len(level) == 3:
+        level[0] = "z"
+    each = [rates[name] for name in level]
+    return fabrics.torus(instance.dims, bytes_per_s=each, latency_ps=latency)
+
+
+def _switched(instance: Instance) -> tuple[dict[str, str], list[tuple[str, str, int, int]]]:
+    """Nodes and links of a Trn3 UltraServer, as in the figure of trn3-arch.rst.
+
+    Each chip has links to the switch of its server, to the second-level switch of its rack, and to
+    the chip of the same position in the paired server of the other rack.
+    """
+    chip, size = instance.chip, instance.chips_per_server
+    rack_chips = instance.chips // instance.racks
+    nodes = {f"chip{c}": "chip" for c in range(instance.chips)}
+    links = []
+    for c in range(instance.chips):
+        for level, index in (("server", c // size), ("rack", c // rack_chips)):
+            switch = f"{level}-switch{index}"
+            nodes[switch] = "switch"
+            links += _cable(f"chip{c}", switch, chip, level, chip.link_latency_ps // 2)
+        for twin in range(c + rack_chips, instance.chips, rack_chips):
+            links += _cable(f"chip{c}", f"chip{twin}", chip, "direct", chip.link_latency_ps)
+    return nodes, links
+
+
+def _cable(
+    a: str, b: str, chip: Chip, level: str, latency_ps: int
+) -> list[tuple[str, str, int, int]]:
+    """Both directions; crossing a switch is charged on the way up to it."""
+    crossing = 0 if level == "direct" else chip.switch_latency_ps
+    rate = chip.link_bytes_per_s[level]
+    return [(a, b, rate, latency_ps + crossing), (b, a, rate, latency_ps)]
+
+
+def _over_efa(instance: Instance, parts: list[Fabric]) -> Fabric:
+    """Joined so that HBM to HBM takes `efa_latency_ps`, the rank's own DMA included."""
+    latency = instance.chip.efa_latency_ps - instance.chip.on_chip_latency_ps
+    rate = instance.efa_bytes_per_s // instance.efa_devices
+    return fabrics.join(
+        parts, bytes_per_s=rate, latency_ps=latency, nics=instance.efa_devices, prefix="node"
+    )
