@@ -9,7 +9,10 @@ from trnsim.device.dtypes import numpy_dtype
 from trnsim.device.errors import TrnsimError
 from trnsim.device.ops.ir import Module, TensorType
 
+from .wire import register
 
+
+@register
 @dataclass(frozen=True)
 class Shards:
     """The boxes of one global array: `index[rank, dimension]` is (start, stop).
@@ -52,6 +55,7 @@ class Shards:
         return tuple(sorted(int(rank) for rank in first))
 
 
+@register
 @dataclass(frozen=True)
 class Lowered:
     """One step for `ranks` ranks: every rank runs `module` on its shards.

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax._src import config as jax_config
 from jax._src.interpreters import mlir as jax_mlir
-from jax._src.lib import xla_client
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxlib._jax import mlir as xla_mlir
 
 from trnsim.device.dtypes import dtype_name
 from trnsim.device.errors import TrnsimError, Unsupported
@@ -72,14 +73,12 @@ def lower(
     with _settings():
         lowered = _jitted(function, name, out_shardings).lower(*specs)
         proto, compiled = _compile(lowered)
-    devices = list(mesh.devices.flat) if mesh else None
+    devices = list(mesh.devices.flat) if mesh else _devices(compiled)
+    bytecode = xla_mlir.hlo_to_stablehlo(proto)
+    module = module_from_bytecode(jax_mlir.make_ir_context(), bytecode, name, len(devices))
     inputs = _all_shards(specs, compiled.input_shardings[0], devices)
     outputs = _all_shards(lowered.out_info, compiled.output_shardings, devices)
-    context = jax_mlir.make_ir_context()
-    bytecode = xla_client._xla.mlir.hlo_to_stablehlo(proto)  # type: ignore[attr-defined]
-    ranks = len(devices) if devices else (inputs + outputs)[0].ranks
-    module = module_from_bytecode(context, bytecode, name, ranks)
-    result = Lowered(module, ranks, inputs, outputs)
+    result = Lowered(module, len(devices), inputs, outputs)
     _check(result)
     return result
 
@@ -91,7 +90,7 @@ def abstract(leaf: Any, mesh: Mesh | None) -> jax.ShapeDtypeStruct:
         sharding = NamedSharding(mesh, PartitionSpec()) if mesh else None
     aval = jax.typeof(leaf) if not isinstance(leaf, jax.ShapeDtypeStruct) else leaf
     dtype = aval.dtype
-    if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+    if not jnp.issubdtype(dtype, jax.dtypes.extended):
         dtype = jax.dtypes.canonicalize_dtype(dtype)
     weak = bool(getattr(aval, "weak_type", False))
     return jax.ShapeDtypeStruct(aval.shape, dtype, sharding=sharding, weak_type=weak)
@@ -99,7 +98,7 @@ def abstract(leaf: Any, mesh: Mesh | None) -> jax.ShapeDtypeStruct:
 
 def host_array(leaf: Any) -> np.ndarray:
     """The global value of a leaf as numpy; typed PRNG keys as their uint32 data."""
-    if jax.dtypes.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.prng_key):
+    if jnp.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     array = np.asarray(leaf)
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
@@ -186,7 +185,13 @@ def _first_field(message: bytes) -> bytes:
     raise TrnsimError("XLA's dump holds no module")
 
 
-def _all_shards(avals: Any, shardings: Any, devices: list | None) -> tuple[Shards, ...]:
+def _devices(compiled: Any) -> list:
+    """The devices in partition order, when only the compiled function knows its mesh."""
+    shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
+    return list(shardings[0]._device_assignment) if shardings else jax.devices()[:1]
+
+
+def _all_shards(avals: Any, shardings: Any, devices: list) -> tuple[Shards, ...]:
     leaves = jax.tree.leaves_with_path(avals)
     flat = jax.tree.leaves(shardings)
     if len(flat) != len(leaves):
@@ -198,15 +203,14 @@ def _all_shards(avals: Any, shardings: Any, devices: list | None) -> tuple[Shard
     )
 
 
-def _shards(name: str, aval: Any, sharding: Any, devices: list | None, memo: dict) -> Shards:
-    order = devices or list(sharding._device_assignment)
+def _shards(name: str, aval: Any, sharding: Any, devices: list, memo: dict) -> Shards:
     shape, dtype, extra = tuple(aval.shape), aval.dtype, ()
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype))
         extra, dtype = data.shape, data.dtype
     key = (sharding, shape, extra)
     if key not in memo:
-        memo[key] = _boxes(sharding, shape, extra, order)
+        memo[key] = _boxes(sharding, shape, extra, devices)
     return Shards(name, shape + extra, dtype_name(dtype), memo[key])
 
 

@@ -7,7 +7,7 @@ Calls and composites are inlined, tuples flattened, markers (sharding, barriers)
 import re
 import site
 import sysconfig
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from trnsim.device.ops.ir import Block, Module, Operation, TensorType
 
 PLAIN = frozenset(
     """
-    abs add and atan2 bitcast_convert cbrt ceil clamp convert copy cosine count_leading_zeros
+    abs add and atan2 bitcast_convert cbrt ceil clamp convert cosine count_leading_zeros
     divide dynamic_update_slice erf exponential exponential_minus_one floor is_finite log
     log_plus_one logistic maximum minimum multiply negate not or partition_id popcnt power
     remainder replica_id reshape round_nearest_afz round_nearest_even rsqrt select
@@ -32,7 +32,9 @@ PLAIN = frozenset(
     """.split()
 )  # operators without attributes; their regions, if any, are translated as they are
 
-ALIASES = frozenset(["optimization_barrier", "sharding_constraint", "propagation_barrier"])
+ALIASES = frozenset(
+    ["copy", "optimization_barrier", "sharding_constraint", "propagation_barrier"]
+)  # the same value again: a copy has no meaning between values that never change
 MARKERS = frozenset(
     """
     Sharding SPMDFullToShardShape SPMDShardToFullShape annotate_device_placement
@@ -55,23 +57,37 @@ def module_from_bytecode(context: mlir.Context, bytecode: bytes, name: str, rank
         return _Translation(module, ranks).module(name)
 
 
+class _Unmodelled(Exception):
+    """What is not modelled; the operator at hand adds its source line."""
+
+
 class _Translation:
     """Numbers the values of one module while it copies the operators."""
 
     def __init__(self, module: mlir.Module, ranks: int) -> None:
+        self.root = module.operation
         self.ranks = ranks
+        self.sites: list[str] = []  # source lines of the calls being inlined
         self.types: list[TensorType] = []
         self.functions: dict[str, Any] = {}
         self.meshes: dict[str, Any] = {}
         for operation in module.body.operations:
             if operation.operation.name == "func.func":
-                self.functions[operation.operation.attributes["sym_name"].value] = operation
+                self.functions[
+                    mlir.StringAttr(operation.operation.attributes["sym_name"]).value
+                ] = operation
             elif operation.operation.name == "sdy.mesh":
-                symbol = operation.operation.attributes["sym_name"].value
+                symbol = mlir.StringAttr(operation.operation.attributes["sym_name"]).value
                 self.meshes[symbol] = sdy.MeshAttr(operation.operation.attributes["mesh"])
 
     def module(self, name: str) -> Module:
-        body = self.block(self.functions["main"].regions[0].blocks[0], {})
+        for op in _operations(self.root):  # before the tokens that callbacks bring
+            if _callback(op):
+                raise self.unsupported(f"host callback ({_callback(op)})", op)
+        try:
+            body = self.block(self.functions["main"].regions[0].blocks[0], {})
+        except _Unmodelled as error:
+            raise Unsupported(f"{error} is not modelled (an argument of {name})") from None
         return Module(name, tuple(self.types), body)
 
     def block(self, source: Any, scope: dict) -> Block:
@@ -90,7 +106,12 @@ class _Translation:
         return []
 
     def operation(self, op: Any, scope: dict, out: list[Operation]) -> None:
-        name = short_name(op)
+        try:
+            self.translate(short_name(op), op, scope, out)
+        except _Unmodelled as error:
+            raise self.unsupported(str(error), op) from None
+
+    def translate(self, name: str, op: Any, scope: dict, out: list[Operation]) -> None:
         special = _SPECIAL.get(name)
         if special is not None:
             special(self, op, scope, out)
@@ -101,15 +122,23 @@ class _Translation:
         elif name in _COLLECTIVES:
             self.collective(name, op, scope, out)
         else:
-            raise unsupported(f"operator {op.name.removeprefix('stablehlo.')}", op)
+            raise _Unmodelled(f"operator {op.name.removeprefix('stablehlo.')}")
+
+    def where(self, op: Any) -> str:
+        """The source line of an operator, or of the call that it came from, or empty."""
+        return location(op) or next((site for site in reversed(self.sites) if site), "")
+
+    def unsupported(self, what: str, op: Any) -> Unsupported:
+        where = self.where(op)
+        return Unsupported(f"{what} is not modelled" + (f" ({where})" if where else ""))
 
     def emit(
         self, name: str, op: Any, scope: dict, out: list[Operation], attributes: Attributes
     ) -> None:
         operands = _flat([scope[value] for value in op.operands])
         regions = tuple(self.block(region.blocks[0], scope) for region in op.regions)
-        results = _flat([self.fresh(value, scope, op) for value in op.results])
-        out.append(Operation(name, operands, results, attributes, regions, location(op)))
+        results = _flat([self.fresh(value, scope) for value in op.results])
+        out.append(Operation(name, operands, results, attributes, regions, self.where(op)))
 
     def collective(self, name: str, op: Any, scope: dict, out: list[Operation]) -> None:
         """One operation per operand: a variadic collective is that many collectives."""
@@ -120,8 +149,8 @@ class _Translation:
         else:
             attributes["replica_groups"] = self.groups(op)
         for operand, result in zip(op.operands, op.results, strict=True):
-            value = self.fresh(result, scope, op)
-            out.append(Operation(name, (scope[operand],), (value,), attributes, (), location(op)))
+            value = self.fresh(result, scope)
+            out.append(Operation(name, (scope[operand],), (value,), attributes, (), self.where(op)))
 
     def groups(self, op: Any) -> tuple[tuple[int, ...], ...]:
         attribute = op.attributes["replica_groups"]
@@ -142,22 +171,22 @@ class _Translation:
         references = [_reference(axis) for axis in attribute.axes]
         return expand_axes(sizes, list(mesh.device_ids), references)
 
-    def fresh(self, value: Any, scope: dict, op: Any = None) -> Any:
+    def fresh(self, value: Any, scope: dict) -> Any:
         """Number a value (a nested tuple of numbers for a tuple) and note its type."""
-        scope[value] = self.number(value.type, op)
+        scope[value] = self.number(value.type)
         return scope[value]
 
-    def number(self, kind: Any, op: Any) -> Any:
+    def number(self, kind: Any) -> Any:
         if isinstance(kind, mlir.TupleType):
             kind = mlir.TupleType(kind)
-            return tuple(self.number(kind.get_type(i), op) for i in range(kind.num_types))
-        self.types.append(_tensor_type(kind, op))
+            return tuple(self.number(kind.get_type(i)) for i in range(kind.num_types))
+        self.types.append(_tensor_type(kind))
         return len(self.types) - 1
 
     # operators that are more than a name with attributes
 
     def constant(self, op: Any, scope: dict, out: list[Operation]) -> None:
-        kind = _tensor_type(op.results[0].type, op)
+        kind = _tensor_type(op.results[0].type)
         value = constant_array(op.attributes["value"], kind)
         self.emit("constant", op, scope, out, {"value": value})
 
@@ -179,7 +208,9 @@ class _Translation:
             argument: scope[operand]
             for argument, operand in zip(body.arguments, op.operands, strict=True)
         }
+        self.sites.append(location(op))
         returns = self.run(body, inner, out)
+        self.sites.pop()
         scope.update(zip(op.results, returns, strict=True))
 
     def custom_call(self, op: Any, scope: dict, out: list[Operation]) -> None:
@@ -189,10 +220,8 @@ class _Translation:
         elif target == "mhlo.topk":
             attributes = mlir.DictAttr(op.attributes["mhlo.attributes"])
             self.emit("topk", op, scope, out, _topk(attributes))
-        elif "callback" in target:
-            raise unsupported(f"host callback ({target})", op)
         else:
-            raise unsupported(f"operator custom_call @{target}", op)
+            raise _Unmodelled(f"operator custom_call @{target}")
 
     def tuple(self, op: Any, scope: dict, out: list[Operation]) -> None:
         scope[op.results[0]] = tuple(scope[value] for value in op.operands)
@@ -220,7 +249,7 @@ def _axis(attribute: Any) -> Any:
 
 def _reference(attribute: Any) -> tuple[str, int, int | None]:
     """(axis, product of the sub-axes before it, size or None for the whole axis)."""
-    axis = hlo.AxisRefAttr(attribute)
+    axis: Any = hlo.AxisRefAttr(attribute)
     if axis.sub_axis_info is None:
         return axis.name, 1, None
     part = hlo.SubAxisInfoAttr(axis.sub_axis_info)
@@ -259,15 +288,25 @@ def expand_axes(
     return tuple(tuple(int(rank) for rank in row) for row in rows)
 
 
+def _operations(region_holder: Any) -> Iterator[Any]:
+    for region in region_holder.regions:
+        for block in region.blocks:
+            for view in block.operations:
+                yield view.operation
+                yield from _operations(view.operation)
+
+
+def _callback(op: Any) -> str:
+    """The target of a custom call to the host, or empty."""
+    if op.name != "stablehlo.custom_call":
+        return ""
+    target = mlir.StringAttr(op.attributes["call_target_name"]).value
+    return target if "callback" in target else ""
+
+
 def short_name(op: Any) -> str:
     """The operator's name without its dialect."""
     return op.name.rpartition(".")[2]
-
-
-def unsupported(what: str, op: Any) -> Unsupported:
-    """The error for something that is not modelled, with its source line."""
-    where = location(op)
-    return Unsupported(f"{what} is not modelled" + (f" ({where})" if where else ""))
 
 
 def _flat(values: Sequence) -> tuple[int, ...]:
@@ -277,23 +316,14 @@ def _flat(values: Sequence) -> tuple[int, ...]:
     return tuple(flat)
 
 
-def _tensor_type(kind: Any, op: Any) -> TensorType:
+def _tensor_type(kind: Any) -> TensorType:
     if not isinstance(kind, mlir.RankedTensorType):
-        raise (
-            unsupported(f"a value of type {kind}", op)
-            if op
-            else Unsupported(f"a value of type {kind} is not modelled")
-        )
-    kind = mlir.RankedTensorType(kind)
+        raise _Unmodelled(f"a value of type {kind}")
     dtype = str(kind.element_type)
     try:
         numpy_dtype(dtype)
     except Unsupported:
-        raise (
-            unsupported(f"dtype {dtype} of operator {short_name(op)}", op)
-            if op
-            else Unsupported(f"dtype {dtype} of an argument is not modelled")
-        ) from None
+        raise _Unmodelled(f"dtype {dtype}") from None
     return TensorType(tuple(kind.shape), dtype)
 
 
@@ -305,14 +335,15 @@ def constant_array(attribute: Any, kind: TensorType) -> np.ndarray:
     try:
         values = np.array(elements)
     except (TypeError, ValueError, RuntimeError):
-        values = np.array([element for element in _typed(attribute)])
+        values = np.array(list(_typed(attribute)))
     return values.astype(kind.numpy).reshape(kind.shape)
 
 
 def _typed(attribute: Any) -> Any:
-    if isinstance(attribute, mlir.DenseFPElementsAttr):
+    try:
         return mlir.DenseFPElementsAttr(attribute)
-    return mlir.DenseIntElementsAttr(attribute)
+    except ValueError:
+        return mlir.DenseIntElementsAttr(attribute)
 
 
 def _scalar(attribute: Any, kind: TensorType) -> Any:
@@ -500,7 +531,7 @@ def _reduction(op: Any) -> str:
     name = short_name(operations[0].operation)
     simple = len(operations) == 2 and name in REDUCTIONS
     if not simple or set(operations[0].operation.operands) != set(block.arguments):
-        raise unsupported(f"{short_name(op)} with a reduction other than one operator", op)
+        raise _Unmodelled(f"{short_name(op)} with a reduction other than one operator")
     return name
 
 
