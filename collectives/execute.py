@@ -1,0 +1,292 @@
+"""A schedule on real buffers.
+
+`execute` runs all ranks in this process. It steps the same `RankView`s that a distributed runtime
+steps one per rank, so both give the same bytes by construction.
+
+Protocol for one rank of a distributed runtime::
+
+    view = RankView(collective, schedule, rank, input, output)
+    for step in view.rounds():
+        for send in step.sends:           # take and post all payloads of the round first
+            post(send.peer, send.payload())
+        for receive in step.receives:     # then apply the messages, in this order
+            receive.apply(wait_for(receive.peer))
+    view.finish()
+
+- All chunks of a round between one pair of ranks are one message, a 1-D array of the collective's
+  dtype with `count` elements. A pair never has two messages in one round, and empty messages do not
+  exist on either side. Messages of a pair arrive in the order sent; `step.index` can tag them.
+- `payload()` may be a view of this rank's buffers: it is valid until the first `apply` of the same
+  round. A runtime that does not copy it on posting must copy it itself.
+- `apply` in the order of `receives` fixes the order of reduction, hence the bits.
+- A rank may run ahead of others; a round with neither sends nor receives is still yielded.
+
+Reducing transfers compute in float32 and round to the dtype at each transfer, as the DMA path does
+(f32 and f64 in their own precision, integers exactly and wrapping, i1 as logic).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from trnsim.device.dtypes import dtype_name, numpy_dtype
+from trnsim.device.errors import CollectiveMismatch, TrnsimError
+
+from .schedule import Block, Collective, Schedule, part_counts
+
+_UFUNCS: dict[str, np.ufunc] = {
+    "add": np.add,
+    "multiply": np.multiply,
+    "minimum": np.minimum,
+    "maximum": np.maximum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+}
+_LOGIC = {
+    "add": np.logical_or,
+    "multiply": np.logical_and,
+    "minimum": np.logical_and,
+    "maximum": np.logical_or,
+    "and": np.logical_and,
+    "or": np.logical_or,
+}
+
+
+def combine(reduction: str, held: np.ndarray, arrived: np.ndarray, out: np.ndarray) -> None:
+    """out = held (op) arrived for one reducing transfer; `out` may be `held`."""
+    dtype = held.dtype
+    if dtype == np.bool_:
+        _LOGIC[reduction](held, arrived, out=out)
+        return
+    small = dtype.kind not in "iub" and dtype.itemsize < 4  # ml_dtypes report kind V or f
+    with np.errstate(all="ignore"):
+        if small and reduction not in ("and", "or"):
+            wide = _UFUNCS[reduction](held.astype(np.float32), arrived.astype(np.float32))
+            out[...] = wide.astype(dtype)
+        else:
+            _UFUNCS[reduction](held, arrived, out=out)
+
+
+@dataclass(frozen=True)
+class Send:
+    """One message out: to `peer`, `count` elements, taken by `payload()`."""
+
+    peer: int
+    count: int
+    payload: Callable[[], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Receive:
+    """One message in: from `peer`, `count` elements, put in place by `apply(message)`."""
+
+    peer: int
+    count: int
+    apply: Callable[[np.ndarray], None]
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one rank does in one round. `index` counts the rounds of the whole schedule."""
+
+    index: int
+    sends: tuple[Send, ...]
+    receives: tuple[Receive, ...]
+
+
+class RankView:
+    """One rank's part of a schedule, over its own 1-D buffers.
+
+    `input` is read and `output` written; they may be the same memory (they are, for an all_reduce in
+    place; any other overlap costs a copy). The input may be longer than what is read only where
+    nothing is read (broadcast to a rank that is not the root, permute from no source).
+    """
+
+    def __init__(
+        self,
+        collective: Collective,
+        schedule: Schedule,
+        rank: int,
+        input: np.ndarray,
+        output: np.ndarray,
+    ) -> None:
+        _check_buffer(collective, rank, "input", input, collective.input_count(rank))
+        _check_buffer(collective, rank, "output", output, collective.output_count(rank))
+        self.collective, self.schedule, self.rank, self.output = collective, schedule, rank, output
+        self._chunks = _Chunks(collective, schedule)
+        whole = collective.kind == "all_reduce" and _same(input, output)
+        source = input if whole or not np.may_share_memory(input, output) else input.copy()
+        self._held = self._chunks.slots(collective.inputs(rank), source)
+        self._final = self._chunks.slots(collective.outputs(rank), output)
+
+    def rounds(self) -> Iterator[Round]:
+        """The rounds in order; finish each one (see the protocol) before asking for the next."""
+        index = 0
+        for block in self.schedule.blocks:
+            mine = np.flatnonzero((block.src == self.rank) | (block.dst == self.rank))
+            for repetition in range(block.count):
+                yield self._round(index, block, repetition, mine)
+                index += 1
+
+    def finish(self) -> None:
+        """Move what is not in its output place yet; zeros for a rank that a permute skips."""
+        if not self._final:
+            self.output[...] = 0
+        for chunk, place in self._final.items():
+            if chunk not in self._held:
+                raise TrnsimError(f"rank {self.rank}: chunk {chunk} never arrived")
+            if not _same(self._held[chunk], place):
+                place[...] = self._held[chunk]
+
+    def _round(self, index: int, block: Block, repetition: int, mine: np.ndarray) -> Round:
+        if not mine.size:
+            return Round(index, (), ())
+        out: dict[int, list[int]] = {}
+        into: dict[int, list[tuple[int, bool]]] = {}
+        rows, ids = block.expand(repetition, mine)
+        ends = (block.src[rows].tolist(), block.dst[rows].tolist(), block.reduce[rows].tolist())
+        for src, dst, reduce, chunk in zip(*ends, ids.tolist(), strict=True):
+            if not self._chunks.counts[chunk]:
+                continue
+            if src == self.rank:
+                out.setdefault(dst, []).append(chunk)
+            else:
+                into.setdefault(src, []).append((chunk, reduce))
+        size = self._chunks.size
+        sends = [Send(p, size(c), partial(self._payload, c)) for p, c in out.items()]
+        receives = [
+            Receive(p, size(c for c, _ in cs), partial(self._apply, p, cs))
+            for p, cs in into.items()
+        ]
+        return Round(index, tuple(sends), tuple(receives))
+
+    def _payload(self, chunks: list[int]) -> np.ndarray:
+        missing = [chunk for chunk in chunks if chunk not in self._held]
+        if missing:
+            raise TrnsimError(f"rank {self.rank}: sends chunk {missing[0]} before it has it")
+        parts = [self._held[chunk] for chunk in chunks]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _apply(self, peer: int, chunks: list[tuple[int, bool]], message: np.ndarray) -> None:
+        expected = self._chunks.size(chunk for chunk, _ in chunks)
+        if message.size != expected or message.dtype != self.output.dtype:
+            raise CollectiveMismatch(
+                f"{self.collective.kind}: rank {self.rank} expects {expected} elements of "
+                f"{self.collective.dtype} from rank {peer}, got {message.size} of {message.dtype}"
+            )
+        at = 0
+        for chunk, reduce in chunks:
+            count = self._chunks.counts[chunk]
+            self._receive(chunk, message[at : at + count], reduce)
+            at += count
+
+    def _receive(self, chunk: int, data: np.ndarray, reduce: bool) -> None:
+        place = self._place(chunk)
+        if reduce:
+            combine(str(self.collective.reduction), self._held[chunk], data, out=place)
+        else:
+            place[...] = data
+        self._held[chunk] = place
+
+    def _place(self, chunk: int) -> np.ndarray:
+        """Where an arriving chunk goes: its output slot, or staging of its own."""
+        if chunk in self._final:
+            return self._final[chunk]
+        held = self._held.get(chunk)
+        if held is None or chunk not in self._staged:
+            self._staged.add(chunk)
+            return np.empty(self._chunks.counts[chunk], self.output.dtype)
+        return held
+
+    @property
+    def _staged(self) -> set[int]:
+        return self.__dict__.setdefault("staged", set())
+
+
+class _Chunks:
+    """Sizes of chunks, and the memory of the chunks of a slot."""
+
+    def __init__(self, collective: Collective, schedule: Schedule) -> None:
+        self.parts = schedule.parts
+        self.place = schedule.place_of(collective.pieces)
+        self.counts: list[int] = schedule.chunk_counts(collective).tolist()
+
+    def size(self, chunks) -> int:
+        return sum(self.counts[chunk] for chunk in chunks)
+
+    def slots(self, slots, buffer: np.ndarray) -> dict[int, np.ndarray]:
+        """chunk -> view of `buffer`, for all chunks of the given slots."""
+        found = {}
+        for slot in slots:
+            at, first = slot.offset, int(self.place[slot.piece]) * self.parts
+            for part, count in enumerate(part_counts(np.array([slot.count]), self.parts)[0]):
+                found[first + part] = buffer[at : at + count]
+                at += int(count)
+        return found
+
+
+def execute(
+    collective: Collective, schedule: Schedule, inputs: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """Run the schedule on all ranks in this process: one 1-D input per rank, new outputs.
+
+    Raises CollectiveMismatch naming the first rank whose input has another size or dtype.
+    """
+    if len(inputs) != collective.ranks:
+        raise CollectiveMismatch(
+            f"{collective.kind}: {len(inputs)} inputs for {collective.ranks} ranks"
+        )
+    dtype = numpy_dtype(collective.dtype)
+    outputs = [np.empty(collective.output_count(r), dtype) for r in range(collective.ranks)]
+    run_views(make_views(collective, schedule, inputs, outputs))
+    return outputs
+
+
+def make_views(
+    collective: Collective,
+    schedule: Schedule,
+    inputs: Sequence[np.ndarray],
+    outputs: Sequence[np.ndarray],
+) -> list[RankView]:
+    """The view of every rank. Sizes and dtypes of all are checked before any data moves."""
+    pairs = enumerate(zip(inputs, outputs, strict=True))
+    return [RankView(collective, schedule, rank, a, b) for rank, (a, b) in pairs]
+
+
+def run_views(views: Sequence[RankView]) -> None:
+    """Step all views of one group together, and finish them."""
+    for steps in zip(*(view.rounds() for view in views), strict=True):
+        mail = {
+            (view.rank, send.peer): send.payload().copy()
+            for view, step in zip(views, steps, strict=True)
+            for send in step.sends
+        }
+        for view, step in zip(views, steps, strict=True):
+            for receive in step.receives:
+                receive.apply(mail[receive.peer, view.rank])
+    for view in views:
+        view.finish()
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two 1-D arrays are the same memory, element for element."""
+    return a.size == b.size and a.strides == b.strides and a.ctypes.data == b.ctypes.data
+
+
+def _check_buffer(
+    collective: Collective, rank: int, name: str, buffer: np.ndarray, count: int
+) -> None:
+    unread = name == "input" and count == 0
+    skipped = name == "output" and not collective.outputs(rank)
+    if buffer.dtype != numpy_dtype(collective.dtype):
+        raise CollectiveMismatch(
+            f"{collective.kind}: {name} of rank {rank} is {dtype_name(buffer.dtype)}, "
+            f"the collective is {collective.dtype}"
+        )
+    if buffer.ndim != 1 or (buffer.size != count and not unread and not skipped):
+        raise CollectiveMismatch(
+            f"{collective.kind}: {name} of rank {rank} has {buffer.size} elements"
+            f"{'' if buffer.ndim == 1 else ' in several dimensions'}, the collective has {count}"
+        )

@@ -1,0 +1,306 @@
+"""What a collective does (`Collective`) and how it is done (`Schedule`), both as plain data.
+
+A collective moves *pieces*, numbered so that the number says what the piece is:
+
+    all_reduce, broadcast   one piece: the whole buffer
+    all_gather              piece i: the input of rank i
+    reduce_scatter          piece i: the part of the input that rank i ends with, reduced
+    all_to_all              piece i*ranks + j: from rank i to rank j
+    permute                 piece p: along pairs[p]
+
+A schedule cuts every piece into `parts` *chunks*, and speaks of chunk ids only: in each round,
+transfers (source, destination, chunks, reduce?) happen at once. Where a chunk lives on a rank
+(input slot, output slot, staging) follows from the collective. Ranks are positions in the group.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from trnsim.device.dtypes import numpy_dtype
+from trnsim.device.errors import BadInput
+
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "broadcast")
+REDUCTIONS = ("add", "multiply", "minimum", "maximum", "and", "or")
+_REDUCING = ("all_reduce", "reduce_scatter")
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a piece lies in a rank's buffer, in elements."""
+
+    piece: int
+    offset: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Collective:
+    """Pre- and postcondition of a collective over `ranks` group positions 0..ranks-1.
+
+    counts: elements of every piece, as one number or one per piece. dtype: a StableHLO name.
+    reduction: for all_reduce and reduce_scatter. root: for broadcast. pairs: (source, target) for
+    permute, each rank at most once as source and once as target. Raises BadInput otherwise.
+    """
+
+    kind: str
+    ranks: int
+    counts: int | tuple[int, ...]
+    dtype: str = "f32"
+    reduction: str | None = None
+    root: int = 0
+    pairs: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise BadInput("collective", self.kind, KINDS)
+        if self.ranks < 1:
+            raise BadInput("ranks", self.ranks, "1 or more")
+        numpy_dtype(self.dtype)
+        if self.reducing != (self.reduction is not None):
+            raise BadInput("reduction", self.reduction, REDUCTIONS if self.reducing else "none")
+        if self.reducing and self.reduction not in REDUCTIONS:
+            raise BadInput("reduction", self.reduction, REDUCTIONS)
+        if not 0 <= self.root < self.ranks:
+            raise BadInput("root", self.root, f"0..{self.ranks - 1}")
+        self._check_counts()
+        self._check_pairs()
+
+    @property
+    def reducing(self) -> bool:
+        """Whether ranks' contributions are combined."""
+        return self.kind in _REDUCING
+
+    @property
+    def pieces(self) -> int:
+        """Number of pieces."""
+        return {
+            "all_reduce": 1,
+            "broadcast": 1,
+            "all_to_all": self.ranks * self.ranks,
+            "permute": len(self.pairs),
+        }.get(self.kind, self.ranks)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return numpy_dtype(self.dtype).itemsize
+
+    @cached_property
+    def piece_counts(self) -> np.ndarray:
+        """int64[pieces]: elements of each piece."""
+        return np.ascontiguousarray(np.broadcast_to(np.int64(self.counts), self.pieces))
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Size S by the convention of nccl-tests and nccom-test.
+
+        all_reduce, broadcast: the buffer; all_gather, reduce_scatter: all pieces; all_to_all: the
+        largest input of a rank; permute: the largest piece.
+        """
+        counts = self.piece_counts
+        if self.kind == "all_to_all":
+            counts = counts.reshape(self.ranks, self.ranks).sum(axis=1)
+        largest_only = self.kind in ("all_to_all", "permute")
+        total = counts.max(initial=0) if largest_only else counts.sum()
+        return int(total) * self.itemsize
+
+    @property
+    def bus_factor(self) -> float:
+        """busbw / algbw, by the convention of nccl-tests."""
+        share = (self.ranks - 1) / self.ranks
+        return {"all_reduce": 2 * share, "permute": 1.0, "broadcast": 1.0}.get(self.kind, share)
+
+    def inputs(self, rank: int) -> list[Slot]:
+        """The pieces that a rank holds (or contributes to) at the start, in buffer order."""
+        return self._packed(self._input_pieces(rank))
+
+    def outputs(self, rank: int) -> list[Slot]:
+        """The pieces that a rank must hold at the end, in buffer order."""
+        return self._packed(self._output_pieces(rank))
+
+    def input_count(self, rank: int) -> int:
+        """Elements that a rank's input must have; 0 if it is not read."""
+        return int(sum(slot.count for slot in self.inputs(rank)))
+
+    def output_count(self, rank: int) -> int:
+        """Elements of a rank's output (a permute gives zeros to a rank that is no target)."""
+        slots = self.outputs(rank)
+        if self.kind == "permute" and not slots and isinstance(self.counts, int):
+            return self.counts
+        return int(sum(slot.count for slot in slots))
+
+    def _input_pieces(self, rank: int) -> Sequence[int]:
+        n = self.ranks
+        if self.kind == "all_gather":
+            return (rank,)
+        if self.kind == "broadcast":
+            return (0,) if rank == self.root else ()
+        if self.kind == "permute":
+            return [p for p, (source, _) in enumerate(self.pairs) if source == rank]
+        return range(rank * n, rank * n + n) if self.kind == "all_to_all" else range(self.pieces)
+
+    def _output_pieces(self, rank: int) -> Sequence[int]:
+        if self.kind == "reduce_scatter":
+            return (rank,)
+        if self.kind == "permute":
+            return [p for p, (_, target) in enumerate(self.pairs) if target == rank]
+        step = self.ranks if self.kind == "all_to_all" else 1
+        return range(rank if step > 1 else 0, self.pieces, step)
+
+    def _packed(self, pieces: Sequence[int]) -> list[Slot]:
+        counts = self.piece_counts[list(pieces)]
+        offsets = np.cumsum(counts) - counts
+        rows = zip(pieces, offsets.tolist(), counts.tolist(), strict=True)
+        return [Slot(*row) for row in rows]
+
+    def _check_counts(self) -> None:
+        several = not isinstance(self.counts, int)
+        if several and len(self.counts) != self.pieces:
+            raise BadInput("counts", f"{len(self.counts)} numbers", f"1 or {self.pieces} numbers")
+        least = min(self.counts, default=0) if several else self.counts
+        if least < 0:
+            raise BadInput("counts", least, "0 or more elements")
+
+    def _check_pairs(self) -> None:
+        if self.pairs and self.kind != "permute":
+            raise BadInput("pairs", self.pairs, f"none for {self.kind}")
+        for end, name in enumerate(("source", "target")):
+            ranks = [pair[end] for pair in self.pairs]
+            wrong = [r for r in ranks if not 0 <= r < self.ranks]
+            if wrong:
+                raise BadInput(f"{name} of a pair", wrong[0], f"0..{self.ranks - 1}")
+            twice = [rank for rank, times in Counter(ranks).items() if times > 1]
+            if twice:
+                raise BadInput(f"{name} of a pair", twice[0], "each rank at most once")
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """One round of T transfers, repeated `count` times while the chunks move on.
+
+    In repetition k, transfer t moves, from src[t] to dst[t], the span[t] chunks
+
+        offset[t] + (base[t] + k * step[t] + i) % modulus,  i = 0 .. span[t] - 1
+
+    and adds them there if reduce[t], else overwrites. All transfers of a round read before any
+    writes; those into one chunk apply in the order of this list. All arrays have shape [T].
+    """
+
+    src: np.ndarray
+    dst: np.ndarray
+    base: np.ndarray
+    span: np.ndarray
+    offset: np.ndarray
+    step: np.ndarray
+    reduce: np.ndarray
+    channel: np.ndarray
+    count: int
+    modulus: int
+
+    @property
+    def transfers(self) -> int:
+        """Transfers in one round."""
+        return len(self.src)
+
+    def first(self, repetition: int, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """int64: (base + k * step) % modulus of the given transfers; add offset for the chunk."""
+        moved = self.base[rows].astype(np.int64) + repetition * self.step[rows].astype(np.int64)
+        return moved % self.modulus
+
+    def expand(
+        self, repetition: int, rows: np.ndarray | slice = slice(None)
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(transfer index, chunk id), one entry per chunk moved, in order."""
+        index = np.arange(self.transfers)[rows]
+        span = self.span[rows].astype(np.int64)
+        within = np.arange(span.sum()) - np.repeat(np.cumsum(span) - span, span)
+        first = np.repeat(self.first(repetition, rows), span)
+        ids = np.repeat(self.offset[rows], span) + (first + within) % self.modulus
+        return np.repeat(index, span), ids
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """How a collective is done: blocks of rounds, one after another.
+
+    parts: chunks per piece. Chunk c is part c % parts of piece order[c // parts]; without `order`,
+    pieces keep their own numbers. `algorithm` is the name that reports print.
+    """
+
+    algorithm: str
+    ranks: int
+    parts: int
+    blocks: tuple[Block, ...]
+    order: np.ndarray | None = None
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of all blocks, repetitions counted."""
+        return sum(block.count for block in self.blocks)
+
+    @property
+    def channels(self) -> int:
+        """Number of channels used."""
+        return 1 + max((int(b.channel.max(initial=0)) for b in self.blocks), default=0)
+
+    def each_round(self) -> Iterator[tuple[Block, int]]:
+        """(block, repetition) of every round, in order."""
+        for block in self.blocks:
+            for repetition in range(block.count):
+                yield block, repetition
+
+    def piece_of(self, pieces: int) -> np.ndarray:
+        """int64[pieces]: which piece stands at each place of the schedule's numbering."""
+        return np.arange(pieces) if self.order is None else self.order
+
+    def place_of(self, pieces: int) -> np.ndarray:
+        """int64[pieces]: the inverse of `piece_of`."""
+        return np.argsort(self.piece_of(pieces))
+
+    def chunk_counts(self, collective: Collective) -> np.ndarray:
+        """int64[pieces * parts]: elements per chunk; the first parts of a piece get the rest."""
+        counts = collective.piece_counts[self.piece_of(collective.pieces)]
+        return part_counts(counts, self.parts).reshape(-1)
+
+
+def part_counts(counts: np.ndarray, parts: int) -> np.ndarray:
+    """int64[len(counts), parts]: each count cut into parts that differ by at most one."""
+    counts = np.asarray(counts, np.int64)[:, None]
+    return counts // parts + (np.arange(parts) < counts % parts)
+
+
+def block(
+    src: Sequence[int] | np.ndarray,
+    dst: Sequence[int] | np.ndarray,
+    base: int | Sequence[int] | np.ndarray,
+    *,
+    modulus: int,
+    span: int | np.ndarray = 1,
+    offset: int | np.ndarray = 0,
+    step: int | np.ndarray = 0,
+    reduce: bool | np.ndarray = False,
+    channel: int | np.ndarray = 0,
+    count: int = 1,
+) -> Block:
+    """A Block from arrays or single numbers; single numbers take no memory per transfer."""
+    source = np.asarray(src, np.int32)
+
+    def column(value: int | Sequence[int] | np.ndarray, kind: type = np.int32) -> np.ndarray:
+        return np.broadcast_to(np.asarray(value, kind), source.shape)
+
+    return Block(
+        src=source,
+        dst=column(dst),
+        base=column(base, np.int64),
+        span=column(span),
+        offset=column(offset, np.int64),
+        step=column(step, np.int64),
+        reduce=column(reduce, np.bool_),
+        channel=column(channel),
+        count=count,
+        modulus=modulus,
+    )

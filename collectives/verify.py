@@ -1,0 +1,120 @@
+"""Proof that a schedule does its collective, by running it on symbols.
+
+Every chunk on every rank is the multiset of contributions that it holds. A transfer that sends what
+its source does not have, or that makes the result depend on the order of writes, is refused too.
+Cost is ranks * chunks * contributors, so cubic for all_reduce: meant for up to a few hundred ranks.
+"""
+
+import numpy as np
+
+from trnsim.device.errors import TrnsimError
+
+from .schedule import Block, Collective, Schedule
+
+_CAP = 2  # a contribution held twice is wrong however often: counts stop here and never overflow
+
+
+class WrongSchedule(TrnsimError):
+    """A schedule does not do its collective: the message names the first wrong rank and chunk."""
+
+
+def verify(collective: Collective, schedule: Schedule) -> None:
+    """Return if the schedule implements the collective, else raise WrongSchedule."""
+    title = f"{collective.kind} of {collective.ranks} ranks by {schedule.algorithm}"
+    _check_shape(collective, schedule, title)
+    state = _initial(collective, schedule)
+    for number, (block, repetition) in enumerate(schedule.each_round()):
+        _apply(state, block, repetition, f"{title}, round {number}")
+    _check_result(state, collective, schedule, title)
+
+
+def _check_shape(collective: Collective, schedule: Schedule, title: str) -> None:
+    n, pieces = collective.ranks, collective.pieces
+    if schedule.ranks != n:
+        raise WrongSchedule(f"{title}: the schedule is for {schedule.ranks} ranks")
+    if not np.array_equal(np.sort(schedule.piece_of(pieces)), np.arange(pieces)):
+        raise WrongSchedule(f"{title}: its order is not a permutation of {pieces} pieces")
+    chunks = pieces * schedule.parts
+    for number, block in enumerate(schedule.blocks):
+        where = f"{title}, block {number}"
+        for end, name in ((block.src, "source"), (block.dst, "destination")):
+            _refuse(where, (end < 0) | (end >= n), f"{name} rank", end)
+        _refuse(where, block.src == block.dst, "sends to itself: rank", block.src)
+        _refuse(where, (block.span < 0) | (block.span > block.modulus), "span", block.span)
+        last = block.offset + block.modulus
+        _refuse(where, (block.offset < 0) | (last > chunks), "chunk", last - 1)
+
+
+def _refuse(where: str, wrong: np.ndarray, name: str, values: np.ndarray) -> None:
+    if wrong.any():
+        first = int(np.argmax(wrong))
+        raise WrongSchedule(f"{where}, transfer {first}: {name} {values[first]} is out of range")
+
+
+def _initial(collective: Collective, schedule: Schedule) -> np.ndarray:
+    """uint8[rank, chunk, contributor]: one contributor suffices where nothing is reduced."""
+    n, parts = collective.ranks, schedule.parts
+    place = schedule.place_of(collective.pieces)
+    state = np.zeros((n, collective.pieces * parts, n if collective.reducing else 1), np.uint8)
+    for rank in range(n):
+        for slot in collective.inputs(rank):
+            first = place[slot.piece] * parts
+            state[rank, first : first + parts, rank if collective.reducing else 0] = 1
+    return state
+
+
+def _apply(state: np.ndarray, block: Block, repetition: int, title: str) -> None:
+    index, ids = block.expand(repetition)
+    src, dst, reduce = block.src[index], block.dst[index], block.reduce[index]
+    payload = state[src, ids]  # a copy: all transfers read before any writes
+    _must_hold(payload, src, ids, f"{title}: rank {{}} sends chunk {{}} that it does not hold")
+    _must_hold(
+        state[dst[reduce], ids[reduce]],
+        dst[reduce],
+        ids[reduce],
+        f"{title}: rank {{}} reduces into chunk {{}} that it does not hold",
+    )
+    _must_not_race(dst * state.shape[1] + ids, reduce, state.shape[1], title)
+    state[dst[~reduce], ids[~reduce]] = payload[~reduce]
+    for rank, chunk, row in zip(dst[reduce], ids[reduce], payload[reduce], strict=True):
+        state[rank, chunk] = np.minimum(state[rank, chunk] + row, _CAP)
+
+
+def _must_hold(held: np.ndarray, ranks: np.ndarray, ids: np.ndarray, message: str) -> None:
+    empty = ~held.any(axis=-1)
+    if empty.any():
+        first = int(np.argmax(empty))
+        raise WrongSchedule(message.format(ranks[first], ids[first]))
+
+
+def _must_not_race(keys: np.ndarray, reduce: np.ndarray, chunks: int, title: str) -> None:
+    """Several transfers into one chunk in one round are legal only if all of them reduce."""
+    values, inverse, times = np.unique(keys, return_inverse=True, return_counts=True)
+    wrong = (times[inverse] > 1) & ~reduce
+    if wrong.any():
+        rank, chunk = divmod(int(values[inverse[np.argmax(wrong)]]), chunks)
+        raise WrongSchedule(f"{title}: rank {rank} gets chunk {chunk} from several transfers")
+
+
+def _check_result(
+    state: np.ndarray, collective: Collective, schedule: Schedule, title: str
+) -> None:
+    parts, place = schedule.parts, schedule.place_of(collective.pieces)
+    for rank in range(collective.ranks):
+        for slot in collective.outputs(rank):
+            first = int(place[slot.piece]) * parts
+            wrong = (state[rank, first : first + parts] != 1).any(axis=-1)
+            if wrong.any():
+                chunk = first + int(np.argmax(wrong))
+                story = _story(state[rank, chunk], collective.reducing)
+                raise WrongSchedule(f"{title}: rank {rank} ends with chunk {chunk} wrong: {story}")
+
+
+def _story(held: np.ndarray, reducing: bool) -> str:
+    if not reducing:
+        return "it never arrives" if held[0] == 0 else "it is added to itself"
+    missing = np.flatnonzero(held == 0).tolist()
+    twice = np.flatnonzero(held > 1).tolist()
+    stories = [f"without the contribution of ranks {missing}"] if missing else []
+    stories += [f"with the contribution of ranks {twice} more than once"] if twice else []
+    return ", ".join(stories)
