@@ -1,0 +1,310 @@
+"""The time plane of a step: virtual clocks of all ranks, advanced over a `RankProgram`.
+
+One int64 clock in picoseconds per (physical core of the logical core, rank), one per (collective
+stream, rank). Ranks that took the same decisions advance together as array operations; at a
+collective the classes meet, because a collective is priced over all of its groups at once.
+"""
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from trnsim.device.errors import CollectiveMismatch
+
+from .program import (
+    Branch,
+    Decisions,
+    PairBarrier,
+    RankProgram,
+    RunKernel,
+    StartCollective,
+    Step,
+    WaitCollective,
+    While,
+)
+
+Array = np.ndarray
+Pricer = Callable[[StartCollective, Array], Array]
+"""(call, arrival of every rank in ps) -> end of every rank in ps."""
+
+STREAMS = 4  # collective streams per logical core (2 CC-cores for each physical core of a pair)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One bar of the trace: `track` of `rank`, from `start` for `duration` ps."""
+
+    rank: int
+    track: str
+    name: str
+    start: int
+    duration: int
+    detail: dict[str, str | int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class CallTime:
+    """What one collective call of the program cost, over its executions, on the slowest rank."""
+
+    key: int
+    executions: int = 0
+    total: int = 0
+    exposed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Virtual time of one step.
+
+    `ends[rank]` in ps from the start of the run; `busy[(core, engine)]` in ps on the rank with
+    most work; `calls[key]` for each collective call; `runs[id(step)]` counts the executions of a
+    `RunKernel` step; `events` of the traced ranks.
+    """
+
+    start: int
+    ends: Array
+    busy: dict[tuple[int, str], int]
+    calls: dict[int, CallTime]
+    runs: dict[int, int]
+    events: list[Event]
+    instructions: int
+    flops: int
+    hbm_bytes: int
+
+    @property
+    def duration(self) -> int:
+        """The step in ps, from its start to the end of the last rank."""
+        return int(self.ends.max()) - self.start
+
+    @property
+    def collective(self) -> int:
+        """Time in collectives on the slowest rank of each call, in ps."""
+        return sum(call.total for call in self.calls.values())
+
+    @property
+    def exposed(self) -> int:
+        """Collective time that compute waited for, in ps."""
+        return sum(call.exposed for call in self.calls.values())
+
+    @property
+    def overlapped_bound(self) -> int:
+        """No schedule of this work is shorter: the busiest engine or the collectives, in ps."""
+        return max([self.collective, *self.busy.values()])
+
+    @property
+    def serial_bound(self) -> int:
+        """Everything one after another on the busiest core, collectives included, in ps."""
+        cores = {core for core, _ in self.busy}
+        return self.collective + max(
+            (sum(t for (c, _), t in self.busy.items() if c == core) for core in cores), default=0
+        )
+
+
+@dataclass(slots=True)
+class Clocks:
+    """Virtual clocks of all ranks, carried from step to step."""
+
+    ranks: int
+    cores: int
+    core: Array = field(init=False)
+    stream: Array = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.core = np.zeros((self.cores, self.ranks), np.int64)
+        self.stream = np.zeros((STREAMS, self.ranks), np.int64)
+
+    def step(
+        self,
+        program: RankProgram,
+        decisions: Sequence[Decisions],
+        price: Pricer,
+        traced: Iterable[int] = (),
+    ) -> StepTime:
+        """Advance over one step; `decisions[rank]` as a data run or `fold` gave them.
+
+        Raises CollectiveMismatch when ranks of one group stand at different collectives.
+        """
+        start = int(self.core.max())
+        self.core[:] = start  # the host starts the next step when all ranks have ended
+        walks = [
+            _Walk(self, program, rows, decisions[rows[0]], set(traced))
+            for rows in _classes(decisions)
+        ]
+        _drive(walks, self, price)
+        busiest = max(walks, key=lambda walk: sum(walk.busy.values()))
+        return StepTime(
+            start,
+            self.core.max(axis=0),
+            busiest.busy,
+            _merge([walk.calls for walk in walks]),
+            busiest.runs,
+            [event for walk in walks for event in walk.events],
+            busiest.instructions,
+            busiest.flops,
+            busiest.hbm_bytes,
+        )
+
+
+def _classes(decisions: Sequence[Decisions]) -> list[Array]:
+    """Ranks with equal decisions, by first rank."""
+    groups: dict[str, list[int]] = {}
+    seen: dict[int, str] = {}
+    for rank, taken in enumerate(decisions):
+        text = seen.setdefault(id(taken), repr(sorted(taken.items())))
+        groups.setdefault(text, []).append(rank)
+    return [np.asarray(rows) for rows in groups.values()]
+
+
+def _merge(parts: list[dict[int, CallTime]]) -> dict[int, CallTime]:
+    merged = parts[0]
+    for calls in parts[1:]:
+        for key, call in calls.items():
+            into = merged.setdefault(key, CallTime(key))
+            into.executions = max(into.executions, call.executions)
+            into.total = max(into.total, call.total)
+            into.exposed = max(into.exposed, call.exposed)
+    return merged
+
+
+def _drive(walks: "list[_Walk]", clocks: Clocks, price: Pricer) -> None:
+    """Advance all classes from collective to collective."""
+    runs = [walk.run() for walk in walks]
+    calls = [next(run, None) for run in runs]
+    while any(call is not None for call in calls):
+        first = next(call for call in calls if call is not None)
+        if any(call is None or call.key != first.key for call in calls):
+            raise CollectiveMismatch(_mismatch(walks, calls))
+        arrivals = np.maximum(clocks.core.max(axis=0), clocks.stream[first.stream])
+        ends = price(first, arrivals)
+        clocks.stream[first.stream] = ends
+        calls = [_resume(run, walk, arrivals, ends) for run, walk in zip(runs, walks, strict=True)]
+
+
+def _resume(
+    run: Generator[StartCollective, tuple[Array, Array], None],
+    walk: "_Walk",
+    arrivals: Array,
+    ends: Array,
+) -> StartCollective | None:
+    try:
+        return run.send((arrivals[walk.rows], ends[walk.rows]))
+    except StopIteration:
+        return None
+
+
+def _mismatch(walks: "list[_Walk]", calls: list[StartCollective | None]) -> str:
+    stands = [
+        f"ranks {', '.join(map(str, walk.rows[:8]))}"
+        + (f" and {len(walk.rows) - 8} more" if len(walk.rows) > 8 else "")
+        + (" are at the end of the step" if call is None else f" call {_describe(call)}")
+        for walk, call in zip(walks, calls, strict=True)
+    ]
+    return "ranks of one group call different collectives: " + "; ".join(stands)
+
+
+def _describe(call: StartCollective) -> str:
+    where = f" ({call.operation.location})" if call.operation.location else ""
+    return f"{call.operation.name} number {call.key}{where}"
+
+
+class _Walk:
+    """One class of ranks on its way through the program."""
+
+    def __init__(
+        self,
+        clocks: Clocks,
+        program: RankProgram,
+        rows: Array,
+        decisions: Decisions,
+        traced: set[int],
+    ) -> None:
+        self.clocks, self.program, self.rows = clocks, program, rows
+        self.left = {key: iter(outcomes) for key, outcomes in decisions.items()}
+        self.traced = [(i, int(rank)) for i, rank in enumerate(rows) if rank in traced]
+        self.now = clocks.core[:, rows]
+        self.pending: dict[int, tuple[Array, Array]] = {}
+        self.busy: dict[tuple[int, str], int] = {}
+        self.calls: dict[int, CallTime] = {}
+        self.runs: dict[int, int] = {}
+        self.events: list[Event] = []
+        self.instructions = self.flops = self.hbm_bytes = 0
+
+    def run(self) -> Generator[StartCollective, tuple[Array, Array], None]:
+        yield from self.block(self.program.steps)
+        self.clocks.core[:, self.rows] = self.now.max(axis=0)
+
+    def block(
+        self, steps: Sequence[Step]
+    ) -> Generator[StartCollective, tuple[Array, Array], None]:
+        for step in steps:
+            match step:
+                case RunKernel():
+                    self.kernel(step)
+                case PairBarrier():
+                    self.barrier()
+                case StartCollective():
+                    self.clocks.core[:, self.rows] = self.now
+                    self.start(step, *(yield step))
+                case WaitCollective(key=key):
+                    self.wait(key)
+                case While(key=key):
+                    yield from self.block(step.condition)
+                    for _ in range(next(self.left[key])):
+                        yield from self.block(step.body)
+                        yield from self.block(step.condition)
+                case Branch(key=key, branches=branches):
+                    index = next(self.left[key])
+                    yield from self.block(branches[index if 0 <= index < len(branches) else -1])
+
+    def kernel(self, step: RunKernel) -> None:
+        self.runs[id(step)] = self.runs.get(id(step), 0) + 1
+        for core, cost in enumerate(step.costs):
+            if cost.duration == 0:
+                continue
+            for engine, time in cost.busy.items():
+                self.busy[core, engine] = self.busy.get((core, engine), 0) + time
+            for i, rank in self.traced:
+                self.trace(rank, core, step, int(self.now[core, i]))
+            self.now[core] += cost.duration
+            self.instructions += cost.instructions
+            self.flops += cost.flops
+            self.hbm_bytes += cost.hbm_bytes
+
+    def trace(self, rank: int, core: int, step: RunKernel, start: int) -> None:
+        """A bar for the kernel, and one for each engine: its busy time, from the kernel's start."""
+        cost, name = step.costs[core], step.kernel.name
+        detail: dict[str, str | int] = {"source": step.kernel.location}
+        bars = {f"core {core}": cost.duration}
+        bars |= {f"core {core} {engine}": time for engine, time in cost.busy.items() if time}
+        self.events += [Event(rank, track, name, start, t, detail) for track, t in bars.items()]
+
+    def barrier(self) -> None:
+        self.now[:] = self.now.max(axis=0) + self.program.barrier_ps
+
+    def start(self, step: StartCollective, arrivals: Array, ends: Array) -> None:
+        self.pending[step.key] = (arrivals, ends)
+        call = self.calls.setdefault(step.key, CallTime(step.key))
+        call.executions += 1
+        call.total += int((ends - arrivals).max())
+        for i, rank in self.traced:
+            detail: dict[str, str | int] = {
+                "source": step.operation.location,
+                "algorithm": step.algorithm,
+                "bytes": self.program.buffers[step.operand].type.nbytes,
+            }
+            begin, end = int(arrivals[i]), int(ends[i])
+            track = f"collective stream {step.stream}"
+            name = f"{step.operation.name} #{step.key}"
+            self.events.append(Event(rank, track, name, begin, end - begin, detail))
+
+    def wait(self, key: int) -> None:
+        _, ends = self.pending.pop(key)
+        now = self.now.max(axis=0)
+        waited = np.maximum(ends - now, 0)
+        self.calls[key].exposed += int(waited.max())
+        for i, rank in self.traced:
+            if waited[i]:
+                name, start = f"wait for collective #{key}", int(now[i])
+                self.events.append(Event(rank, "core 0", name, start, int(waited[i])))
+        self.now[:] = np.maximum(self.now, ends)

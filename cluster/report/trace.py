@@ -1,0 +1,51 @@
+"""A run as a trace for ui.perfetto.dev: one process per rank, one track per engine and stream.
+
+The format is the Trace Event Format (JSON); its times are microseconds, printed exactly.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..clocks import Event
+
+
+def write_trace(path: Path, events: Iterable[Event]) -> None:
+    """Writes `path` whole or not at all."""
+    partial = path.with_suffix(path.suffix + ".partial")
+    partial.write_text(json.dumps({"displayTimeUnit": "ns", "traceEvents": _entries(events)}))
+    partial.replace(path)
+
+
+def _entries(events: Iterable[Event]) -> list[dict[str, object]]:
+    entries: list[dict[str, object]] = []
+    tracks: dict[tuple[int, str], int] = {}
+    for event in events:
+        place = (event.rank, event.track)
+        if place not in tracks:
+            tracks[place] = len(tracks) + 1
+            entries += _names(event, tracks[place])
+        entries.append(
+            {
+                "ph": "X",
+                "pid": event.rank + 1,
+                "tid": tracks[place],
+                "name": event.name,
+                "ts": event.start / 1e6,
+                "dur": event.duration / 1e6,
+                "args": event.detail,
+            }
+        )
+    return entries
+
+
+def _names(event: Event, thread: int) -> list[dict[str, object]]:
+    process = event.rank + 1
+    return [
+        {"ph": "M", "pid": process, "name": "process_name", "args": {"name": f"rank {event.rank}"}},
+        {"ph": "M", "pid": process, "name": "process_sort_index", "args": {"sort_index": process}},
+        {"ph": "M", "pid": process, "tid": thread, "name": "thread_name",
+         "args": {"name": event.track}},
+        {"ph": "M", "pid": process, "tid": thread, "name": "thread_sort_index",
+         "args": {"sort_index": thread}},
+    ]  # fmt: skip

@@ -1,0 +1,152 @@
+"""`trnsim train`: a training file on simulated NeuronCores, from the file to the record."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+from trnsim.device.errors import BadInput
+
+from . import wire
+from .clocks import StepTime
+from .compile import Fidelity
+from .frontends.training import TrainingJob, load_training
+from .machine import Machine
+from .mesh import Mesh
+from .placement import check_ranks
+from .report.build import build_record
+from .report.record import RunRecord, StepRecord
+from .report.trace import write_trace
+from .runtimes.base import Runtime
+from .runtimes.local import LocalRuntime
+from .simulation import Simulation
+
+TRACED_RANKS = 4
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """What `trnsim train` was asked for. `options` go to the file's `training` function."""
+
+    file: Path
+    instance: str
+    mesh: Mesh
+    nodes: int = 1
+    lnc: int | None = None
+    steps: int = 5
+    runtime: Literal["local", "ray"] = "local"
+    address: str | None = None
+    fidelity: Fidelity = "operator"
+    time_only: bool = False
+    algorithm: str = "policy"
+    options: Mapping[str, str] = field(default_factory=dict)
+    stated: Mapping[str, int] = field(default_factory=dict)
+    out: Path = Path("out")
+    command: str = ""
+
+
+def train(asked: TrainOptions, progress: Progress = lambda text: None) -> RunRecord:
+    """Runs the training, writes `trace.json` and `run.msgpack` under `asked.out`.
+
+    Raises TrnsimError for whatever the user can mend; nothing is half-written then.
+    """
+    if asked.steps < 1:
+        raise BadInput("steps", asked.steps, "1 or more", 1)
+    machine = Machine.of(asked.instance, asked.nodes, asked.lnc, asked.mesh.size)
+    check_ranks(machine.instance, machine.nodes, machine.lnc, machine.ranks)
+    spent: dict[str, float] = {}
+    with _timed(spent, "JAX and XLA"):
+        progress("JAX and XLA: tracing, partitioning" + ("" if asked.time_only else ", reference"))
+        job = _job(asked)
+    with _timed(spent, "planning"):
+        progress("planning kernels, memory and collectives")
+        simulation = Simulation(
+            job.lowered, machine, asked.fidelity, job.commit, asked.algorithm,
+            range(min(machine.ranks, TRACED_RANKS)),
+        )  # fmt: skip
+    with _timed(spent, "simulating"):
+        steps, last = _run(asked, job, simulation, progress)
+    record = build_record(
+        simulation, last, steps,
+        version=version("trnsim"), command=asked.command, mesh=dict(asked.mesh.axes),
+        runtime="none (time only)" if asked.time_only else asked.runtime,
+        options=dict(asked.options), host_seconds=spent, files=_files(asked.out),
+    )  # fmt: skip
+    _write(asked.out, record, last)
+    return record
+
+
+def _job(asked: TrainOptions) -> TrainingJob:
+    return load_training(
+        asked.file,
+        dict(asked.mesh.axes),
+        asked.steps,
+        dict(asked.options),
+        reference=not asked.time_only,
+        data=not asked.time_only,
+    )
+
+
+@contextmanager
+def _timed(spent: dict[str, float], what: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    spent[what] = time.perf_counter() - start
+
+
+def _run(
+    asked: TrainOptions, job: TrainingJob, simulation: Simulation, progress: Progress
+) -> tuple[list[StepRecord], StepTime]:
+    if asked.time_only:
+        times = [simulation.time_only(asked.stated) for _ in range(asked.steps)]
+        return [StepRecord(i, t.duration) for i, t in enumerate(times)], times[-1]
+    with make_runtime(asked.runtime, asked.address) as runtime:
+        progress(f"starting {len(simulation.machine.addresses(0))} simulated cores")
+        simulation.start(runtime)
+        return _train_steps(job, simulation, progress)
+
+
+def _train_steps(
+    job: TrainingJob, simulation: Simulation, progress: Progress
+) -> tuple[list[StepRecord], StepTime]:
+    """The state is placed once and stays on the cores; each step brings its batch."""
+    records: list[StepRecord] = []
+    state = dict(enumerate(job.state))
+    for index, batch in enumerate(job.batches):
+        progress(f"step {index}")
+        arguments = state | {len(job.state) + i: array for i, array in enumerate(batch)}
+        result = simulation.step(arguments, [job.loss])
+        loss = float(result.values[job.loss])
+        reference = job.reference[index] if job.reference else None
+        records.append(StepRecord(index, result.time.duration, loss, reference))
+        last, state = result.time, {}
+    return records, last
+
+
+def make_runtime(kind: str, address: str | None = None) -> Runtime:
+    """The runtime called `local` or `ray`; Ray is imported only when it is used."""
+    if kind == "local":
+        if address is not None:
+            raise BadInput("address", address, "nothing with --runtime local")
+        return LocalRuntime()
+    from .runtimes.ray_runtime import RayRuntime
+
+    return RayRuntime(address)
+
+
+def _files(out: Path) -> dict[str, str]:
+    return {
+        "trace (ui.perfetto.dev)": str(out / "trace.json"),
+        "record (trnsim show)": str(out / "run.msgpack"),
+    }
+
+
+def _write(out: Path, record: RunRecord, last: StepTime) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    write_trace(out / "trace.json", last.events)
+    wire.write(out / "run.msgpack", record)
