@@ -25,16 +25,16 @@ Reducing transfers compute in float32 and round to the dtype at each transfer, a
 (f32 and f64 in their own precision, integers exactly and wrapping, i1 as logic).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 
-from trnsim.device.dtypes import dtype_name, numpy_dtype
+from trnsim.device.dtypes import dtype_name, is_float, numpy_dtype
 from trnsim.device.errors import CollectiveMismatch, TrnsimError
 
-from .schedule import Block, Collective, Schedule, part_counts
+from .schedule import Block, Collective, Schedule, Slot, part_counts
 
 _UFUNCS: dict[str, np.ufunc] = {
     "add": np.add,
@@ -60,9 +60,9 @@ def combine(reduction: str, held: np.ndarray, arrived: np.ndarray, out: np.ndarr
     if dtype == np.bool_:
         _LOGIC[reduction](held, arrived, out=out)
         return
-    small = dtype.kind not in "iub" and dtype.itemsize < 4  # ml_dtypes report kind V or f
+    small = is_float(dtype_name(dtype)) and dtype.itemsize < 4
     with np.errstate(all="ignore"):
-        if small and reduction not in ("and", "or"):
+        if small:
             wide = _UFUNCS[reduction](held.astype(np.float32), arrived.astype(np.float32))
             out[...] = wide.astype(dtype)
         else:
@@ -99,9 +99,9 @@ class Round:
 class RankView:
     """One rank's part of a schedule, over its own 1-D buffers.
 
-    `input` is read and `output` written; they may be the same memory (they are, for an all_reduce in
-    place; any other overlap costs a copy). The input may be longer than what is read only where
-    nothing is read (broadcast to a rank that is not the root, permute from no source).
+    `input` is read and `output` written; for an all_reduce they may be the same memory (any other
+    overlap costs a copy of the input). An input that is not read may have any length: broadcast to
+    a rank that is not the root, permute from a rank that is no source.
     """
 
     def __init__(
@@ -115,7 +115,8 @@ class RankView:
         _check_buffer(collective, rank, "input", input, collective.input_count(rank))
         _check_buffer(collective, rank, "output", output, collective.output_count(rank))
         self.collective, self.schedule, self.rank, self.output = collective, schedule, rank, output
-        self._chunks = _Chunks(collective, schedule)
+        self._chunks = _chunks(collective, schedule)
+        self._staged: set[int] = set()
         whole = collective.kind == "all_reduce" and _same(input, output)
         source = input if whole or not np.may_share_memory(input, output) else input.copy()
         self._held = self._chunks.slots(collective.inputs(rank), source)
@@ -135,6 +136,8 @@ class RankView:
         if not self._final:
             self.output[...] = 0
         for chunk, place in self._final.items():
+            if not place.size:
+                continue  # empty chunks do not travel
             if chunk not in self._held:
                 raise TrnsimError(f"rank {self.rank}: chunk {chunk} never arrived")
             if not _same(self._held[chunk], place):
@@ -194,15 +197,10 @@ class RankView:
         """Where an arriving chunk goes: its output slot, or staging of its own."""
         if chunk in self._final:
             return self._final[chunk]
-        held = self._held.get(chunk)
-        if held is None or chunk not in self._staged:
-            self._staged.add(chunk)
-            return np.empty(self._chunks.counts[chunk], self.output.dtype)
-        return held
-
-    @property
-    def _staged(self) -> set[int]:
-        return self.__dict__.setdefault("staged", set())
+        if chunk in self._staged:
+            return self._held[chunk]
+        self._staged.add(chunk)
+        return np.empty(self._chunks.counts[chunk], self.output.dtype)
 
 
 class _Chunks:
@@ -213,10 +211,11 @@ class _Chunks:
         self.place = schedule.place_of(collective.pieces)
         self.counts: list[int] = schedule.chunk_counts(collective).tolist()
 
-    def size(self, chunks) -> int:
+    def size(self, chunks: Iterable[int]) -> int:
+        """Elements of these chunks together."""
         return sum(self.counts[chunk] for chunk in chunks)
 
-    def slots(self, slots, buffer: np.ndarray) -> dict[int, np.ndarray]:
+    def slots(self, slots: Iterable[Slot], buffer: np.ndarray) -> dict[int, np.ndarray]:
         """chunk -> view of `buffer`, for all chunks of the given slots."""
         found = {}
         for slot in slots:
@@ -225,6 +224,11 @@ class _Chunks:
                 found[first + part] = buffer[at : at + count]
                 at += int(count)
         return found
+
+
+@lru_cache(maxsize=16)
+def _chunks(collective: Collective, schedule: Schedule) -> _Chunks:
+    return _Chunks(collective, schedule)  # the same for all ranks
 
 
 def execute(
@@ -278,7 +282,7 @@ def _same(a: np.ndarray, b: np.ndarray) -> bool:
 def _check_buffer(
     collective: Collective, rank: int, name: str, buffer: np.ndarray, count: int
 ) -> None:
-    unread = name == "input" and count == 0
+    unread = name == "input" and not collective.inputs(rank)
     skipped = name == "output" and not collective.outputs(rank)
     if buffer.dtype != numpy_dtype(collective.dtype):
         raise CollectiveMismatch(

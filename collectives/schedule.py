@@ -20,7 +20,7 @@ from functools import cached_property
 
 import numpy as np
 
-from trnsim.device.dtypes import numpy_dtype
+from trnsim.device.dtypes import is_float, numpy_dtype
 from trnsim.device.errors import BadInput
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "broadcast")
@@ -64,6 +64,8 @@ class Collective:
             raise BadInput("reduction", self.reduction, REDUCTIONS if self.reducing else "none")
         if self.reducing and self.reduction not in REDUCTIONS:
             raise BadInput("reduction", self.reduction, REDUCTIONS)
+        if self.reduction in ("and", "or") and is_float(self.dtype):
+            raise BadInput(f"reduction of {self.dtype}", self.reduction, REDUCTIONS[:4])
         if not 0 <= self.root < self.ranks:
             raise BadInput("root", self.root, f"0..{self.ranks - 1}")
         self._check_counts()
@@ -158,12 +160,11 @@ class Collective:
         return [Slot(*row) for row in rows]
 
     def _check_counts(self) -> None:
-        several = not isinstance(self.counts, int)
-        if several and len(self.counts) != self.pieces:
-            raise BadInput("counts", f"{len(self.counts)} numbers", f"1 or {self.pieces} numbers")
-        least = min(self.counts, default=0) if several else self.counts
-        if least < 0:
-            raise BadInput("counts", least, "0 or more elements")
+        counts = (self.counts,) if isinstance(self.counts, int) else self.counts
+        if not isinstance(self.counts, int) and len(counts) != self.pieces:
+            raise BadInput("counts", f"{len(counts)} numbers", f"1 or {self.pieces} numbers")
+        if min(counts, default=0) < 0:
+            raise BadInput("counts", min(counts), "0 or more elements")
 
     def _check_pairs(self) -> None:
         if self.pairs and self.kind != "permute":
@@ -215,7 +216,7 @@ class Block:
         self, repetition: int, rows: np.ndarray | slice = slice(None)
     ) -> tuple[np.ndarray, np.ndarray]:
         """(transfer index, chunk id), one entry per chunk moved, in order."""
-        index = np.arange(self.transfers)[rows]
+        index = rows if isinstance(rows, np.ndarray) else np.arange(self.transfers)[rows]
         span = self.span[rows].astype(np.int64)
         within = np.arange(span.sum()) - np.repeat(np.cumsum(span) - span, span)
         first = np.repeat(self.first(repetition, rows), span)
