@@ -1,0 +1,219 @@
+"""Matmul kernels: dot_general as batch x [M, K] x [K, N] on the tensor engine."""
+
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .. import arithmetic
+from .group import Node
+from .ir import TensorType
+from .kernel import Kernel, Layout, Part, split, whole
+from .strided import Strided, coalesce
+
+Axes = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A matmul operand in memory: (extent, element stride) of its batch, free and contracted axes."""
+
+    value: int
+    batch: Axes
+    free: Axes
+    contract: Axes
+
+    def matrix(self, array: np.ndarray) -> np.ndarray:
+        """[batch, free, contract] as a view where the axes merge, else a copy."""
+        axes = (*self.batch, *self.free, *self.contract)
+        shape = tuple(extent for extent, _ in axes)
+        strides = tuple(stride * array.itemsize for _, stride in axes)
+        view = np.lib.stride_tricks.as_strided(array.reshape(-1), shape, strides, writeable=False)
+        sizes = (math.prod(e for e, _ in part) for part in (self.batch, self.free, self.contract))
+        return view.reshape(tuple(sizes))
+
+    @property
+    def merged(self) -> tuple[Axes, Axes, Axes]:
+        """Batch, free and contracted axes with neighbours merged."""
+        return tuple(tuple(coalesce(axes)) for axes in (self.batch, self.free, self.contract))  # type: ignore[return-value]
+
+
+def blas_ready(x: np.ndarray) -> np.ndarray:
+    """`x` itself if BLAS can read its matrices as they lie (either order), else a dense copy."""
+    rows, columns = x.strides[-2] // x.itemsize, x.strides[-1] // x.itemsize
+    m, n = x.shape[-2:]
+    plain = columns == 1 and rows >= max(1, n)
+    turned = rows == 1 and columns >= max(1, m)
+    return x if plain or turned or 1 in (m, n) else np.ascontiguousarray(x)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MatmulKernel(Kernel):
+    """result[b, m, n] = sum over k of left[b, m, k] * right[b, n, k]; float32 accumulation."""
+
+    left: Operand
+    right: Operand
+    batch: int
+    m: int
+    n: int
+    k: int
+
+    @property
+    def result(self) -> int:
+        """The value written."""
+        return self.outputs[0]
+
+    def part(self, core: int, cores: int) -> Part:
+        if self.batch >= cores and (self.batch % cores == 0 or self.batch > 4 * cores):
+            return split(self.batch, core, cores, "batch")
+        if self.m >= self.n or self.m >= 256:
+            axis, count = "rows", self.m
+        else:
+            axis, count = "columns", self.n
+        if count < 2:
+            return whole(1, core, cores)
+        return split(count, core, cores, axis)
+
+    def share(self, part: Part) -> tuple[slice, slice, slice]:
+        """The part's ranges of batch, M and N."""
+        everything = slice(0, self.batch), slice(0, self.m), slice(0, self.n)
+        mine = slice(part.start, part.stop)
+        return {
+            "batch": (mine, *everything[1:]),
+            "rows": (everything[0], mine, everything[2]),
+            "columns": (*everything[:2], mine),
+            "whole": everything,
+        }[part.axis]
+
+    def _span(self, axes: list[tuple[Axes, slice]]) -> tuple[int, int]:
+        """Hull of the elements that ranges of merged axis groups touch."""
+        low = high = 0
+        for group, chosen in axes:
+            extents = [e for e, _ in group]
+            total = math.prod(extents)
+            if (chosen.start, chosen.stop) != (0, total) and len(group) == 1:
+                low += chosen.start * group[0][1]
+                high += (chosen.stop - 1) * group[0][1]
+            else:
+                high += sum((e - 1) * s for e, s in group)
+        return low, high + 1
+
+    def reads(self, part: Part) -> dict[int, tuple[int, int]]:
+        if part.empty:
+            return {}
+        batch, rows, columns = self.share(part)
+        spans: dict[int, tuple[int, int]] = {}
+        for operand, free in ((self.left, rows), (self.right, columns)):
+            b, f, k = operand.merged
+            span = self._span([(b, batch), (f, free), (k, slice(0, self.k))])
+            old = spans.get(operand.value, span)
+            spans[operand.value] = min(old[0], span[0]), max(old[1], span[1])
+        return spans
+
+    def writes(self, part: Part) -> dict[int, tuple[int, int]]:
+        if part.empty:
+            return {}
+        batch, rows, columns = self.share(part)
+        first = (batch.start * self.m + rows.start) * self.n + columns.start
+        last = ((batch.stop - 1) * self.m + rows.stop - 1) * self.n + columns.stop
+        return {self.result: (first, last)}
+
+    # ---- values ----
+
+    def evaluate(self, arrays: Mapping[int, np.ndarray], part: Part) -> None:
+        if part.empty or not self.types[self.result].size:
+            return
+        batch, rows, columns = self.share(part)
+        out = arrays[self.result].reshape(self.batch, self.m, self.n)[batch, rows, columns]
+        left = self.left.matrix(arrays[self.left.value])[batch, rows]
+        right = self.right.matrix(arrays[self.right.value])[batch, columns].swapaxes(1, 2)
+        with np.errstate(all="ignore"):
+            self._product(left, right, out)
+
+    def _product(self, left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
+        kinds = [arithmetic.compute_dtype(a.dtype) for a in (left, right)]
+        wide = max(kinds, key=lambda kind: (kind.kind == "f", kind.itemsize))
+        left, right = arithmetic.convert(left, wide), arithmetic.convert(right, wide)
+        if self.k == 0:
+            out[...] = 0
+        elif out.dtype == wide:
+            np.matmul(blas_ready(left), blas_ready(right), out=out)
+        else:
+            product = np.matmul(blas_ready(left), blas_ready(right))
+            out[...] = arithmetic.convert(product, out.dtype)
+
+    # ---- time ----
+
+    def layout(self, value: int, part: Part) -> Layout | None:
+        if part.empty or part.axis == "columns":
+            return None
+        batch, rows, _ = self.share(part)
+        if value == self.result:
+            start, stop = self._row_range(batch, rows)
+            return Layout(self.batch * self.m, self.n, start, stop, self.types[value].dtype)
+        b, f, k = self.left.merged
+        dense = k == ((self.k, 1),) or self.k == 1
+        lead = coalesce((*b, *f)) in ([(self.batch * self.m, self.k)], [])
+        if value != self.left.value or value == self.right.value or not (dense and lead):
+            return None
+        start, stop = self._row_range(batch, rows)
+        return Layout(self.batch * self.m, self.k, start, stop, self.types[value].dtype)
+
+    def _row_range(self, batch: slice, rows: slice) -> tuple[int, int]:
+        return batch.start * self.m + rows.start, (batch.stop - 1) * self.m + rows.stop
+
+    def working_bytes(self) -> int:
+        from .matmul_nest import Tiling
+
+        return Tiling.of(self).partition_bytes
+
+    def nest(self, context: Any) -> Any:
+        from .matmul_nest import nest
+
+        return nest(self, context)
+
+    def _details(self, number: Mapping[int, int]) -> Hashable:
+        sides = tuple(
+            (number[o.value], o.batch, o.free, o.contract) for o in (self.left, self.right)
+        )
+        return (*sides, self.batch, self.m, self.n, self.k)
+
+
+def _operand(source: Strided, batch: tuple[int, ...], contract: tuple[int, ...]) -> Operand:
+    free = [d for d in range(len(source.shape)) if d not in (*batch, *contract)]
+
+    def axes(chosen: "list[int] | tuple[int, ...]") -> Axes:
+        return tuple((source.shape[d], source.strides[d]) for d in chosen)
+
+    return Operand(source.value, axes(batch), axes(free), axes(contract))
+
+
+def matmul_kernel(node: Node, operands: tuple[Strided, ...]) -> MatmulKernel:
+    """The kernel of a dot_general on strided operands."""
+    a = node.operation.attributes
+    left = _operand(operands[0], a["lhs_batch"], a["lhs_contracting"])
+    right = _operand(operands[1], a["rhs_batch"], a["rhs_contracting"])
+    size = {name: math.prod(e for e, _ in axes) for name, axes in (
+        ("batch", left.batch), ("m", left.free), ("n", right.free), ("k", left.contract))}  # fmt: skip
+    dtypes = [t.dtype for t in node.operand_types]
+    types = {
+        o.value: TensorType((_source_size(o),), d)
+        for o, d in zip((left, right), dtypes, strict=True)
+    }
+    return MatmulKernel(
+        name="dot_general",
+        operations=(node.operation,),
+        inputs=tuple(dict.fromkeys((left.value, right.value))),
+        outputs=node.results,
+        types=types | {node.results[0]: node.result_types[0]},
+        location=node.operation.location,
+        left=left,
+        right=right,
+        **size,
+    )
+
+
+def _source_size(operand: Operand) -> int:
+    return math.prod(e for e, _ in (*operand.batch, *operand.free, *operand.contract))
