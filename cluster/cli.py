@@ -9,15 +9,18 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from trnsim.device.chip import load_chip
 from trnsim.device.errors import BadFile, BadInput, TrnsimError
 
 from . import wire
+from .instances import load_instance
 from .mesh import parse_mesh
+from .report import tables
 from .report.record import RunRecord
 from .report.summary import print_summary
-from .report.tables import print_specs, print_topology
 
 BAD_INPUT = 2
+CHIPS = ("inf2", "trn1", "trn2", "trn3")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -99,8 +102,16 @@ def show(record: Path, as_json: bool) -> None:
 @click.argument("chip", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def specs(chip: str | None, as_json: bool) -> None:
-    """Print the hardware numbers of CHIP (trn1, inf2, trn2, trn3), each with source and status."""
-    print_specs(chip, Console(), as_json)
+    """Print the hardware numbers of CHIP (trn1, inf2, trn2, trn3), each with source and status.
+
+    Without CHIP: the main numbers of all four beside each other.
+    """
+    chips = [load_chip(name) for name in ([chip] if chip else CHIPS)]
+    if as_json:
+        click.echo(json.dumps({c.name: tables.specs(c) for c in chips}, indent=2))
+    else:
+        view = tables.specs_table(chips[0]) if chip else tables.overview_table(chips)
+        Console().print(view)
 
 
 @cli.command()
@@ -110,7 +121,11 @@ def specs(chip: str | None, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def topology(instance: str, lnc: int | None, nodes: int, as_json: bool) -> None:
     """Print chips, physical and logical cores, HBM per logical core, links of INSTANCE."""
-    print_topology(instance, nodes, lnc, Console(), as_json)
+    found = load_instance(instance)
+    if as_json:
+        click.echo(json.dumps(tables.topology(found, nodes=nodes, lnc=lnc), indent=2))
+    else:
+        Console().print(tables.topology_view(found, nodes=nodes, lnc=lnc))
 
 
 def _pairs(option: str, pairs: Sequence[str]) -> dict[str, str]:

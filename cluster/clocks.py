@@ -234,9 +234,7 @@ class _Walk:
         yield from self.block(self.program.steps)
         self.clocks.core[:, self.rows] = self.now.max(axis=0)
 
-    def block(
-        self, steps: Sequence[Step]
-    ) -> Generator[StartCollective, tuple[Array, Array], None]:
+    def block(self, steps: Sequence[Step]) -> Generator[StartCollective, tuple[Array, Array], None]:
         for step in steps:
             match step:
                 case RunKernel():

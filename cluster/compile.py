@@ -120,9 +120,7 @@ class _Compiler:
         """The steps of one block, without barriers."""
         items = fuse([self.closed(o) for o in block.operations], self.types, set(returns))
         order = list_schedule([self.item(item) for item in items])
-        placed = [
-            self.split(items[i]) if isinstance(items[i], Kernel) else items[i] for i in order
-        ]
+        placed = [self.split(items[i]) if isinstance(items[i], Kernel) else items[i] for i in order]
         return self.emit(placed, returns)
 
     def closed(self, operation: Operation) -> Operation:
@@ -269,9 +267,7 @@ class _Compiler:
     def branch(self, operation: Operation) -> list[Step]:
         self.small(operation.results)
         branches = tuple(
-            tuple(
-                self.block(region, region.returns) + self.move(operation.results, region.returns)
-            )
+            tuple(self.block(region, region.returns) + self.move(operation.results, region.returns))
             for region in operation.regions
         )
         index = operation.operands[0]
@@ -289,4 +285,3 @@ def _captured(operation: Operation) -> set[int]:
             defined.update(inner.results)
         found |= set(region.returns) - defined
     return found
-

@@ -5,9 +5,11 @@ Read from `device/specs/instances.toml`, where every number has its source.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any
+
+import numpy as np
 
 from trnsim.collectives import fabric as fabrics
 from trnsim.collectives.fabric import Fabric
@@ -19,6 +21,7 @@ from .lnc import check_lnc, logical_per_chip
 
 FILE = "instances"
 TOPOLOGIES = ("single", "ring", "torus", "switch")
+Link = tuple[str, str, int, int]  # source, target, bytes per second, picoseconds
 ALIASES = {
     "trn2u-ultraserver": "trn2-ultraserver",
     "trn3-gen1": "trn3-gen1-ultraserver",
@@ -125,8 +128,8 @@ def fabric(instance: Instance, nodes: int = 1, lnc: int | None = None) -> Fabric
     """
     check_nodes(instance, nodes)
     lnc = check_lnc(instance.chip, lnc)
-    one = _chips(instance)
-    whole = one if nodes == 1 else _over_efa(instance, [one] * nodes)
+    switched = instance.topology == "switch"
+    whole = _switched(instance, nodes) if switched else _direct(instance, nodes)
     chip, per_chip = instance.chip, logical_per_chip(instance.chip, lnc)
     rate = chip.on_chip_bytes_per_s * lnc
     places = whole.chips.repeat(per_chip)
@@ -141,53 +144,90 @@ def check_nodes(instance: Instance, nodes: int) -> None:
         raise BadInput("nodes", nodes, f"1: {instance.name} has no EFA to other nodes", 1)
 
 
-def _chips(instance: Instance) -> Fabric:
-    """The chips of one instance with the links between them; no ranks, no EFA."""
-    rates, latency = instance.chip.link_bytes_per_s, instance.chip.link_latency_ps
+def _direct(instance: Instance, nodes: int) -> Fabric:
+    """Chips linked to each other, without ranks; several nodes are joined over EFA."""
+    one = _direct_node(instance)
+    if nodes == 1:
+        return one
+    return fabrics.join(
+        [one] * nodes,
+        bytes_per_s=interface_rate(instance),
+        latency_ps=_efa_crossing(instance.chip),
+        nics=instance.efa_devices,
+        prefix="node",
+    )
+
+
+def _direct_node(instance: Instance) -> Fabric:
     if instance.topology == "single":
         return fabrics.graph(["chip0"], [])
-    if instance.topology == "switch":
-        return fabrics.graph(*_switched(instance))
-    level = [instance.topology] * len(instance.dims)
-    if len(level) == 3:
-        level[0] = "z"
-    each = [rates[name] for name in level]
-    return fabrics.torus(instance.dims, bytes_per_s=each, latency_ps=latency)
+    levels = [instance.topology] * len(instance.dims)
+    if len(levels) == 3:
+        levels[0] = "z"
+    rates = [instance.chip.link_bytes_per_s[level] for level in levels]
+    return fabrics.torus(instance.dims, bytes_per_s=rates, latency_ps=instance.chip.link_latency_ps)
 
 
-def _switched(instance: Instance) -> tuple[dict[str, str], list[tuple[str, str, int, int]]]:
-    """Nodes and links of a Trn3 UltraServer, as in the figure of trn3-arch.rst.
+def interface_rate(instance: Instance) -> int:
+    """Bytes per second of one network interface."""
+    return instance.efa_bytes_per_s // instance.efa_devices
+
+
+def _efa_crossing(chip: Chip) -> int:
+    """The rank's own DMA is charged apart: HBM to HBM then takes `efa_latency_ps`."""
+    return chip.efa_latency_ps - chip.on_chip_latency_ps
+
+
+def _switched(instance: Instance, nodes: int) -> Fabric:
+    """Trn3 UltraServers, without ranks: one graph, routed by least latency.
+
+    One graph also over EFA, as routes inside an UltraServer may pass another chip and a joined
+    part has to be a grid or a switch.
+    """
+    kinds: dict[str, str] = {}
+    links: list[Link] = []
+    for node in range(nodes):
+        prefix = f"node{node}/" if nodes > 1 else ""
+        own_kinds, own_links = _ultraserver(instance, prefix)
+        kinds |= own_kinds
+        links += own_links + (_interfaces(instance, prefix) if nodes > 1 else [])
+    for _, end, *_ in links:
+        kinds.setdefault(end, "nic" if "/nic" in end else "switch")
+    servers = [int(name[4 : name.index("/")]) if "/" in name else -1 for name in kinds]
+    whole = fabrics.graph(kinds, links)
+    return whole if nodes == 1 else replace(whole, server=np.array(servers, np.int64))
+
+
+def _ultraserver(instance: Instance, prefix: str) -> tuple[dict[str, str], list[Link]]:
+    """Chips and links of one Trn3 UltraServer, as in the figure of trn3-arch.rst.
 
     Each chip has links to the switch of its server, to the second-level switch of its rack, and to
     the chip of the same position in the paired server of the other rack.
     """
     chip, size = instance.chip, instance.chips_per_server
-    rack_chips = instance.chips // instance.racks
-    nodes = {f"chip{c}": "chip" for c in range(instance.chips)}
-    links = []
+    rack = instance.chips // instance.racks
+    names = [f"{prefix}chip{c}" for c in range(instance.chips)]
+    links: list[Link] = []
+    for c, name in enumerate(names):
+        for level, index in (("server", c // size), ("rack", c // rack)):
+            switch, rate = f"{prefix}{level}-switch{index}", chip.link_bytes_per_s[level]
+            half = chip.link_latency_ps // 2
+            links.append((name, switch, rate, half + chip.switch_latency_ps))
+            links.append((switch, name, rate, half))
+        for twin in names[c + rack :: rack]:
+            rate = chip.link_bytes_per_s["direct"]
+            links += [(a, b, rate, chip.link_latency_ps) for a, b in ((name, twin), (twin, name))]
+    return dict.fromkeys(names, "chip"), links
+
+
+def _interfaces(instance: Instance, prefix: str) -> list[Link]:
+    """Links of the chips of one node to their network interfaces, and of these to the EFA switch."""
+    rate, latency = interface_rate(instance), _efa_crossing(instance.chip)
+    links: list[Link] = []
     for c in range(instance.chips):
-        for level, index in (("server", c // size), ("rack", c // rack_chips)):
-            switch = f"{level}-switch{index}"
-            nodes[switch] = "switch"
-            links += _cable(f"chip{c}", switch, chip, level, chip.link_latency_ps // 2)
-        for twin in range(c + rack_chips, instance.chips, rack_chips):
-            links += _cable(f"chip{c}", f"chip{twin}", chip, "direct", chip.link_latency_ps)
-    return nodes, links
-
-
-def _cable(
-    a: str, b: str, chip: Chip, level: str, latency_ps: int
-) -> list[tuple[str, str, int, int]]:
-    """Both directions; crossing a switch is charged on the way up to it."""
-    crossing = 0 if level == "direct" else chip.switch_latency_ps
-    rate = chip.link_bytes_per_s[level]
-    return [(a, b, rate, latency_ps + crossing), (b, a, rate, latency_ps)]
-
-
-def _over_efa(instance: Instance, parts: list[Fabric]) -> Fabric:
-    """Joined so that HBM to HBM takes `efa_latency_ps`, the rank's own DMA included."""
-    latency = instance.chip.efa_latency_ps - instance.chip.on_chip_latency_ps
-    rate = instance.efa_bytes_per_s // instance.efa_devices
-    return fabrics.join(
-        parts, bytes_per_s=rate, latency_ps=latency, nics=instance.efa_devices, prefix="node"
-    )
+        chip, nic = f"{prefix}chip{c}", f"{prefix}nic{instance.interface(c)}"
+        links += [(chip, nic, rate, 0), (nic, chip, rate, 0)]
+    for n in range(instance.efa_devices):
+        nic = f"{prefix}nic{n}"
+        links += [(nic, "efa", rate, latency), ("efa", nic, rate, 0)]
+    return links

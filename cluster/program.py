@@ -120,9 +120,7 @@ class Branch:
 Decisions = dict[int, list[int]]
 """For each loop key the trips, for each branch key the index, of its executions in order."""
 
-Step = (
-    RunKernel | PairBarrier | StartCollective | WaitCollective | SetRank | Move | While | Branch
-)
+Step = RunKernel | PairBarrier | StartCollective | WaitCollective | SetRank | Move | While | Branch
 
 
 @dataclass(frozen=True, slots=True)

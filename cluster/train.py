@@ -16,7 +16,6 @@ from .compile import Fidelity
 from .frontends.training import TrainingJob, load_training
 from .machine import Machine
 from .mesh import Mesh
-from .placement import check_ranks
 from .report.build import build_record
 from .report.record import RunRecord, StepRecord
 from .report.trace import write_trace
@@ -57,8 +56,7 @@ def train(asked: TrainOptions, progress: Progress = lambda text: None) -> RunRec
     """
     if asked.steps < 1:
         raise BadInput("steps", asked.steps, "1 or more", 1)
-    machine = Machine.of(asked.instance, asked.nodes, asked.lnc, asked.mesh.size)
-    check_ranks(machine.instance, machine.nodes, machine.lnc, machine.ranks)
+    machine = Machine.of(asked.instance, asked.nodes, asked.lnc, asked.mesh)
     spent: dict[str, float] = {}
     with _timed(spent, "JAX and XLA"):
         progress("JAX and XLA: tracing, partitioning" + ("" if asked.time_only else ", reference"))

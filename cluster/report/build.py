@@ -31,7 +31,7 @@ def build_record(
         version=version,
         command=command,
         instance=machine.instance.name,
-        nodes=machine.nodes,
+        nodes=machine.placement.nodes,
         chip=chip.name,
         lnc=machine.lnc,
         mesh=dict(mesh),
