@@ -6,8 +6,9 @@ virtual CPU devices, XLA writes the partitioned module to a temporary folder, an
 read as StableHLO. The number of devices is fixed when JAX's backend starts: see `virtual_devices`.
 """
 
+import inspect
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax._src import config as jax_config
+from jax._src import core as jax_core
 from jax._src.interpreters import mlir as jax_mlir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlib._jax import mlir as xla_mlir
@@ -59,13 +61,17 @@ def lower(
     mesh: Mesh | None = None,
     out_shardings: Any = UNSPECIFIED,
     name: str = "",
+    names: Sequence[str] = (),
+    out_names: Sequence[str] = (),
 ) -> Lowered:
     """Compile `function(*args)` for the devices of its shardings and return every rank's program.
 
     `args` are pytrees of arrays or `jax.ShapeDtypeStruct`s; leaves without a NamedSharding are
     replicated over `mesh` (by default the mesh of the first leaf that has one). Functions may be
     jitted already or come from `shard_map`. Typed PRNG keys become their uint32 data.
-    Rank r is device `mesh.devices.flat[r]`. Raises Unsupported with operator and source line.
+    Rank r is device `mesh.devices.flat[r]`. Shards are called by `names`, one per argument (by
+    default the function's own), and `out_names`, one per element of a returned tuple.
+    Raises Unsupported with operator and source line.
     """
     name = name or getattr(function, "__name__", "function")
     mesh = mesh or _mesh_of(args)
@@ -76,8 +82,9 @@ def lower(
     devices = list(mesh.devices.flat) if mesh else _devices(compiled)
     bytecode = xla_mlir.hlo_to_stablehlo(proto)
     module = module_from_bytecode(jax_mlir.make_ir_context(), bytecode, name, len(devices))
-    inputs = _all_shards(specs, compiled.input_shardings[0], devices)
-    outputs = _all_shards(lowered.out_info, compiled.output_shardings, devices)
+    argument_names = list(names) or _argument_names(function, len(args))
+    inputs = _all_shards(argument_names, specs, compiled.input_shardings[0], devices)
+    outputs = _all_shards(list(out_names), lowered.out_info, compiled.output_shardings, devices)
     result = Lowered(module, len(devices), inputs, outputs)
     _check(result)
     return result
@@ -87,7 +94,7 @@ def abstract(leaf: Any, mesh: Mesh | None) -> jax.ShapeDtypeStruct:
     """Shape, dtype and sharding of a leaf; without a NamedSharding it is replicated on `mesh`."""
     sharding = getattr(leaf, "sharding", None)
     if not isinstance(sharding, NamedSharding):
-        sharding = NamedSharding(mesh, PartitionSpec()) if mesh else None
+        sharding = replicated(mesh) if mesh else None
     aval = jax.typeof(leaf) if not isinstance(leaf, jax.ShapeDtypeStruct) else leaf
     dtype = aval.dtype
     if not jnp.issubdtype(dtype, jax.dtypes.extended):
@@ -104,9 +111,44 @@ def host_array(leaf: Any) -> np.ndarray:
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 
 
-def leaf_names(tree: Any) -> tuple[str, ...]:
-    """The path of each leaf, like `['params']['w']`."""
-    return tuple(jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tree))
+def path_name(path: tuple) -> str:
+    """The path of a leaf in its pytree, like `['params']['w']`."""
+    return jax.tree_util.keystr(path)
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """The sharding of an array that every device holds whole."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def traced(function: Callable[[], Any]) -> Any:
+    """The pytree that `function()` returns, as shapes with shardings, without computing it.
+
+    Shardings are those that `jax.device_put`, sharding constraints and jitted functions with
+    output shardings state for a leaf. A function that cannot be traced is called.
+    """
+    try:
+        closed, shapes = jax.make_jaxpr(function, return_shape=True)()
+    except Exception:  # it looks at values (or is wrong: then the call says how)
+        return function()
+    stated: dict[Any, Any] = {}
+    for equation in closed.jaxpr.eqns:
+        stated.update(zip(equation.outvars, _stated_shardings(equation), strict=False))
+    leaves, tree = jax.tree.flatten(shapes)
+    found = [stated.get(v) if isinstance(v, jax_core.Var) else None for v in closed.jaxpr.outvars]
+    return tree.unflatten(
+        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+        for leaf, sharding in zip(leaves, found, strict=True)
+    )
+
+
+def _stated_shardings(equation: Any) -> list:
+    """The NamedSharding of each result of an equation, or None."""
+    parameters = equation.params
+    key = next((k for k in ("devices", "sharding", "out_shardings") if k in parameters), None)
+    stated = parameters[key] if key else ()
+    stated = stated if isinstance(stated, (tuple, list)) else (stated,)
+    return [s if isinstance(s, NamedSharding) else None for s in stated]
 
 
 def _mesh_of(tree: Any) -> Mesh | None:
@@ -191,14 +233,28 @@ def _devices(compiled: Any) -> list:
     return list(shardings[0]._device_assignment) if shardings else jax.devices()[:1]
 
 
-def _all_shards(avals: Any, shardings: Any, devices: list) -> tuple[Shards, ...]:
+def _argument_names(function: Callable, count: int) -> list[str]:
+    try:
+        names = list(inspect.signature(function).parameters)[:count]
+    except (TypeError, ValueError):
+        names = []
+    return names + [f"argument{i}" for i in range(len(names), count)]
+
+
+def _leaf_name(names: list[str], path: tuple) -> str:
+    if not names:
+        return "result" + path_name(path)
+    return names[path[0].idx] + path_name(path[1:])
+
+
+def _all_shards(names: list[str], avals: Any, shardings: Any, devices: list) -> tuple[Shards, ...]:
     leaves = jax.tree.leaves_with_path(avals)
     flat = jax.tree.leaves(shardings)
     if len(flat) != len(leaves):
         raise Unsupported(f"JAX gave {len(flat)} shardings for {len(leaves)} arrays")
     memo: dict = {}
     return tuple(
-        _shards(jax.tree_util.keystr(path), aval, sharding, devices, memo)
+        _shards(_leaf_name(names, path), aval, sharding, devices, memo)
         for (path, aval), sharding in zip(leaves, flat, strict=True)
     )
 
