@@ -279,6 +279,7 @@ _FUNCTIONS: dict[str, Callable[..., np.ndarray]] = {
     "sine": np.sin,
     "cosine": np.cos,
     "erf": special.erf,
+    "erfc": special.erfc,
     "popcnt": lambda x: np.bitwise_count(x.view(f"u{x.dtype.itemsize}")).astype(x.dtype),
     "count_leading_zeros": _count_leading_zeros,
     "is_finite": np.isfinite,
