@@ -71,11 +71,12 @@ def train(file: Path, mesh: str, text: str | None, options: Sequence[str],
 
     Times are modelled (virtual) time of the hardware, not of this machine.
     """
+    from .frontends.training import parse_options
     from .train import TrainOptions
     from .train import train as run
 
     console = Console(stderr=True)
-    named = _pairs("set", options)
+    named = parse_options(options)
     if text is not None:
         named["text"] = text
     wanted = TrainOptions(
@@ -128,21 +129,12 @@ def topology(instance: str, lnc: int | None, nodes: int, as_json: bool) -> None:
         Console().print(tables.topology_view(found, nodes=nodes, lnc=lnc))
 
 
-def _pairs(option: str, pairs: Sequence[str]) -> dict[str, str]:
-    found = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or not name:
-            raise BadInput(f"--{option}", pair, "NAME=VALUE")
-        found[name] = value
-    return found
-
-
 def _stated(assume: Sequence[str]) -> dict[str, int]:
     found = {}
-    for line, number in _pairs("assume", assume).items():
-        if not number.isdigit():
-            raise BadInput("--assume", f"{line}={number}", "FILE:LINE=N with a whole number N")
+    for statement in assume:
+        line, _, number = statement.rpartition("=")
+        if not line or not number.isdigit():
+            raise BadInput("--assume", statement, "FILE:LINE=N with a whole number N")
         found[line] = int(number)
     return found
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from trnsim.device.errors import BadInput
 
@@ -43,7 +43,7 @@ class TrainOptions:
     fidelity: Fidelity = "operator"
     time_only: bool = False
     algorithm: str = "policy"
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     stated: Mapping[str, int] = field(default_factory=dict)
     out: Path = Path("out")
     command: str = ""
@@ -64,7 +64,7 @@ def train(asked: TrainOptions, progress: Progress = lambda text: None) -> RunRec
     with _timed(spent, "planning"):
         progress("planning kernels, memory and collectives")
         simulation = Simulation(
-            job.lowered, machine, asked.fidelity, job.commit, asked.algorithm,
+            job.lowered, machine, asked.fidelity, _commit(job), asked.algorithm,
             range(min(machine.ranks, TRACED_RANKS)),
         )  # fmt: skip
     with _timed(spent, "simulating"):
@@ -73,7 +73,7 @@ def train(asked: TrainOptions, progress: Progress = lambda text: None) -> RunRec
         simulation, last, steps,
         version=version("trnsim"), command=asked.command, mesh=dict(asked.mesh.axes),
         runtime="none (time only)" if asked.time_only else asked.runtime,
-        options=dict(asked.options), host_seconds=spent, files=_files(asked.out),
+        options={name: str(value) for name, value in asked.options.items()}, host_seconds=spent, files=_files(asked.out),
     )  # fmt: skip
     _write(asked.out, record, last)
     return record
@@ -109,20 +109,26 @@ def _run(
         return _train_steps(job, simulation, progress)
 
 
+def _commit(job: TrainingJob) -> list[tuple[int, int]]:
+    """The step's first results are the state, and so are its first arguments."""
+    return [(index, index) for index in range(len(job.state_names))]
+
+
 def _train_steps(
     job: TrainingJob, simulation: Simulation, progress: Progress
 ) -> tuple[list[StepRecord], StepTime]:
     """The state is placed once and stays on the cores; each step brings its batch."""
     records: list[StepRecord] = []
-    state = dict(enumerate(job.state))
+    first = loss_index = len(job.state_names)
+    arguments = dict(enumerate(job.state))
     for index, batch in enumerate(job.batches):
-        progress(f"step {index}")
-        arguments = state | {len(job.state) + i: array for i, array in enumerate(batch)}
-        result = simulation.step(arguments, [job.loss])
-        loss = float(result.values[job.loss])
-        reference = job.reference[index] if job.reference else None
+        progress(f"step {index + 1} of {len(job.batches)}")
+        arguments |= {first + i: array for i, array in enumerate(batch)}
+        result = simulation.step(arguments, [loss_index])
+        loss = float(result.values[loss_index])
+        reference = job.losses[index] if job.losses else None
         records.append(StepRecord(index, result.time.duration, loss, reference))
-        last, state = result.time, {}
+        last, arguments = result.time, {}
     return records, last
 
 
