@@ -1,0 +1,433 @@
+"""When each instruction starts and ends: in-order engines, hazards, semaphores, DMA queues.
+
+Rules:
+
+- An engine runs its instructions in the order in which they are added.
+- An instruction waits for the regions it uses: for what it reads, until the last writer has
+  committed (read after write); for what it writes, until the last writer and the readers are done
+  (write after write, write after read). Regions are compared by space, partitions and bytes.
+- Waiting for another engine costs a semaphore. On one engine, only reading what the engine has
+  just written waits: for the pipeline's latency, after which results are committed.
+- A DMA is triggered when its regions are ready and its data starts `dma_start_ps` later, at the
+  earliest when its queue's previous transfer has ended. Transfers of all queues share the DMA
+  engines: a transfer uses the time that those added before it leave idle. Its end is seen by
+  others `dma_semaphore_ps` later.
+- Only DMA reaches HBM.
+
+Loops that have become steady need not be run to the end: see `mark`, `repeats`, `fast_forward`.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .chip import Chip
+from .errors import BadInput
+from .isa.base import ENGINES
+from .memory import View
+from .units import cycles_ps
+
+_NUMBER = {name: number for number, name in enumerate(ENGINES)}
+_DMA = _NUMBER["dma"]
+_SPANS_KEPT = 64  # busy periods of the DMA engines in which idle time is still looked for
+_RECORDS_KEPT = 64  # recent accesses of an HBM tensor that are told apart
+
+
+class Event(NamedTuple):
+    """One instruction on the timeline, in picoseconds. `queue` is empty but for DMA."""
+
+    engine: str
+    name: str
+    start: int
+    end: int
+    queue: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A moment in the program: what had been added by then."""
+
+    count: int
+    position: int
+    free: tuple[int, ...]
+    busy: tuple[int, ...]
+    queues: dict[str, int]
+
+
+class _Clock:
+    """When a region was last written and read.
+
+    `commit` is when its writer's own engine may read it, `visible` when others may; `reads` has
+    by engine when a writer on another engine may overwrite it. `near` are the regions that
+    overlap it, itself included.
+    """
+
+    __slots__ = ("commit", "visible", "writer", "reads", "near", "touched")
+
+    def __init__(self) -> None:
+        self.commit = self.visible = 0
+        self.writer = -1
+        self.reads: dict[int, int] = {}
+        self.near: list[_Clock] = [self]
+        self.touched = 0
+
+    def shift(self, delta: int) -> None:
+        self.commit += delta
+        self.visible += delta
+        self.reads = {engine: time + delta for engine, time in self.reads.items()}
+
+
+class _Accesses:
+    """Recent reads or writes of one HBM tensor: (view, when done, when added)."""
+
+    __slots__ = ("recent", "older")
+
+    def __init__(self) -> None:
+        self.recent: list[tuple[View, int, int]] = []
+        self.older = 0
+
+    def add(self, view: View, done: int, count: int) -> None:
+        self.recent.append((view, done, count))
+        if len(self.recent) > 2 * _RECORDS_KEPT:
+            dropped, self.recent = self.recent[:_RECORDS_KEPT], self.recent[_RECORDS_KEPT:]
+            self.older = max(self.older, max(done for _, done, _ in dropped))
+
+    def done(self, view: View) -> int:
+        latest = self.older
+        for other, done, _ in self.recent:
+            if done > latest and other.overlaps(view):
+                latest = done
+        return latest
+
+    def shift(self, since: int, delta: int) -> None:
+        self.recent = [
+            (view, done + delta if count > since else done, count)
+            for view, done, count in self.recent
+        ]
+
+
+class _Extent:
+    """The accesses of an HBM tensor; `near` are the tensors whose bytes overlap its own."""
+
+    __slots__ = ("start", "stop", "reads", "writes", "near")
+
+    def __init__(self, start: int, stop: int) -> None:
+        self.start, self.stop = start, stop
+        self.reads, self.writes = _Accesses(), _Accesses()
+        self.near: list[_Extent] = [self]
+
+
+class Timeline:
+    """The clocks of one core's engines, advanced by `add`.
+
+    `latency_ps` is by engine how long after its end an instruction's result is committed.
+    With `record` every instruction is kept in `events`.
+    """
+
+    def __init__(
+        self,
+        *,
+        semaphore_ps: int = 0,
+        dma_semaphore_ps: int = 0,
+        dma_start_ps: int = 0,
+        latency_ps: Mapping[str, int] | None = None,
+        bucket_bytes: int = 2048,
+        record: bool = False,
+    ) -> None:
+        self.semaphore_ps, self.dma_semaphore_ps = semaphore_ps, dma_semaphore_ps
+        self.dma_start_ps = dma_start_ps
+        latency = latency_ps or {}
+        self._latency = [latency.get(engine, 0) for engine in ENGINES]
+        self._bucket = bucket_bytes
+        self.record, self.watching = record, False
+        self.events: list[Event] = []
+        self.reset()
+
+    @classmethod
+    def of(cls, chip: Chip, record: bool = False) -> "Timeline":
+        """The timeline of a core of the chip, with its latencies."""
+        latency = {
+            engine: cycles_ps(chip.static_overhead_cycles, chip.clock_hz[engine])
+            for engine in ("tensor", "vector", "gpsimd")
+        }
+        return cls(
+            semaphore_ps=chip.semaphore_ps,
+            dma_semaphore_ps=chip.dma_semaphore_ps,
+            dma_start_ps=chip.dma_start_ps,
+            latency_ps=latency | {"scalar": chip.scalar_fixed_ps},
+            record=record,
+        )
+
+    def reset(self) -> None:
+        """Back to time zero, nothing run."""
+        self._free = [0] * len(ENGINES)
+        self._busy = [0] * len(ENGINES)
+        self._end = 0
+        self.count = 0
+        self._log: list[tuple[int, int, int]] = []
+        self.events.clear()
+        self._forget(0)
+
+    def _forget(self, now: int) -> None:
+        self._floor = now
+        self._clocks: dict[tuple, _Clock] = {}
+        self._buckets: dict[tuple[str, int], list[tuple[tuple, _Clock]]] = {}
+        self._extents: dict[tuple[int, int], _Extent] = {}
+        self._queues: dict[str, int] = {}
+        self._spans: list[list[int]] = []
+        self._closed = now
+
+    def drain(self) -> int:
+        """Waits until everything has ended and is visible; returns that time."""
+        now = self._end
+        self._free = [now] * len(ENGINES)
+        self._forget(now)
+        return now
+
+    def advance(self, time: int) -> None:
+        """Drains, then stands idle until `time` (for what happens outside the core)."""
+        self._end = max(self._end, time)
+        self.drain()
+
+    @property
+    def end(self) -> int:
+        """When the last result is committed, and the last DMA seen to have ended."""
+        return self._end
+
+    @property
+    def busy(self) -> dict[str, int]:
+        """Picoseconds of work by engine; for `dma`, of data moving."""
+        return dict(zip(ENGINES, self._busy, strict=True))
+
+    @property
+    def overlapped(self) -> int:
+        """Lower bound of the time: the busiest engine alone."""
+        return max(self._busy)
+
+    @property
+    def serial(self) -> int:
+        """The time with one engine at work at a time: the sum."""
+        return sum(self._busy)
+
+    def add(
+        self,
+        engine: str,
+        duration: int,
+        reads: Sequence[View] = (),
+        writes: Sequence[View] = (),
+        name: str = "",
+        queue: str = "",
+    ) -> tuple[int, int]:
+        """Adds an instruction that keeps its engine for `duration`; returns (start, end)."""
+        number = _NUMBER.get(engine)
+        if number is None:
+            raise BadInput("engine", engine, ENGINES)
+        self.count += 1
+        if number == _DMA:
+            start, end = self._transfer(duration, reads, writes, queue)
+        else:
+            start, end = self._compute(number, duration, reads, writes)
+        self._busy[number] += duration
+        if self.watching:
+            self._log.append((number, start, end))
+        if self.record:
+            self.events.append(Event(engine, name, start, end, queue))
+        return start, end
+
+    def _compute(
+        self, number: int, duration: int, reads: Sequence[View], writes: Sequence[View]
+    ) -> tuple[int, int]:
+        start = self._free[number]
+        known = self._clocks
+        used = []
+        for view in reads:
+            clock = known.get(view.region) or self._new_clock(view.region)
+            used.append(clock)
+            for near in clock.near:
+                ready = near.commit if near.writer == number else near.visible
+                if ready > start:
+                    start = ready
+        changed = []
+        for view in writes:
+            clock = known.get(view.region) or self._new_clock(view.region)
+            changed.append(clock)
+            for near in clock.near:
+                if near.writer != number and near.visible > start:
+                    start = near.visible
+                for reader, done in near.reads.items():
+                    if reader != number and done > start:
+                        start = done
+        end = start + duration
+        commit = end + self._latency[number]
+        self._free[number] = end
+        self._note(number, used, end + self.semaphore_ps, changed, commit, self.semaphore_ps)
+        if commit > self._end:
+            self._end = commit
+        return start, end
+
+    def _note(
+        self,
+        number: int,
+        used: list[_Clock],
+        read: int,
+        changed: list[_Clock],
+        commit: int,
+        semaphore: int,
+    ) -> None:
+        count = self.count
+        for clock in used:
+            clock.reads[number] = read
+            clock.touched = count
+        for clock in changed:
+            clock.commit, clock.visible = commit, commit + semaphore
+            clock.writer, clock.touched = number, count
+            clock.reads = {}
+
+    def _new_clock(self, region: tuple[str, int, int, int, int]) -> _Clock:
+        clock = _Clock()
+        space, first, end, low, high = region
+        seen = set()
+        for bucket in range(low // self._bucket, max(high - 1, low) // self._bucket + 1):
+            members = self._buckets.setdefault((space, bucket), [])
+            for (_, other_first, other_end, other_low, other_high), other in members:
+                apart = first >= other_end or other_first >= end
+                if apart or low >= other_high or other_low >= high or id(other) in seen:
+                    continue
+                seen.add(id(other))
+                clock.near.append(other)
+                other.near.append(clock)
+            members.append((region, clock))
+        self._clocks[region] = clock
+        return clock
+
+    # ---- DMA -------------------------------------------------------------------------------
+
+    def _transfer(
+        self, duration: int, reads: Sequence[View], writes: Sequence[View], queue: str
+    ) -> tuple[int, int]:
+        ready = self._floor
+        used, changed = [], []
+        for view in reads:
+            if view.space == "hbm":
+                ready = max(ready, *(near.writes.done(view) for near in self._extent(view).near))
+                continue
+            clock = self._clocks.get(view.region) or self._new_clock(view.region)
+            used.append(clock)
+            for near in clock.near:
+                ready = max(ready, near.visible)
+        for view in writes:
+            if view.space == "hbm":
+                for near in self._extent(view).near:
+                    ready = max(ready, near.writes.done(view), near.reads.done(view))
+                continue
+            clock = self._clocks.get(view.region) or self._new_clock(view.region)
+            changed.append(clock)
+            for near in clock.near:
+                ready = max(ready, near.visible, *near.reads.values())
+        earliest = max(ready + self.dma_start_ps, self._queues.get(queue, 0))
+        start, end = self._occupy(earliest, duration)
+        self._queues[queue] = end
+        self._free[_DMA] = max(self._free[_DMA], end)
+        seen = end + self.dma_semaphore_ps
+        self._note(_DMA, used, seen, changed, end, self.dma_semaphore_ps)
+        self._note_hbm(reads, writes, seen)
+        self._end = max(self._end, seen)
+        return start, end
+
+    def _note_hbm(self, reads: Sequence[View], writes: Sequence[View], seen: int) -> None:
+        for view in reads:
+            if view.space == "hbm":
+                self._extent(view).reads.add(view, seen, self.count)
+        for view in writes:
+            if view.space == "hbm":
+                self._extent(view).writes.add(view, seen, self.count)
+
+    def _extent(self, view: View) -> _Extent:
+        tensor = view.tensor
+        key = (tensor.address, tensor.nbytes)
+        found = self._extents.get(key)
+        if found is None:
+            found = _Extent(tensor.address, tensor.address + tensor.nbytes)
+            for other in self._extents.values():
+                if found.start < other.stop and other.start < found.stop:
+                    found.near.append(other)
+                    other.near.append(found)
+            self._extents[key] = found
+        return found
+
+    def _occupy(self, earliest: int, duration: int) -> tuple[int, int]:
+        """Takes `duration` of the DMA engines' idle time from `earliest` on; (start, end).
+
+        Busy periods are kept apart as sorted [start, end) spans. A transfer may be interrupted by
+        those that were there before it.
+        """
+        spans = self._spans
+        time = earliest = max(earliest, self._closed)
+        index = last = bisect_left(spans, earliest, key=lambda span: span[1])
+        start = end = None
+        left = duration
+        while end is None and last < len(spans):
+            begin, stop = spans[last]
+            idle = begin - time
+            if idle > 0:
+                start = time if start is None else start
+                if idle > left:
+                    break
+                left -= idle
+                end = begin if not left else None
+            time, last = max(time, stop), last + 1
+        start = time if start is None else start
+        end = time + left if end is None else end
+        low = min(earliest, spans[index][0]) if last > index else earliest
+        spans[index:last] = [[low, max(end, time)]]
+        if len(spans) > _SPANS_KEPT:
+            self._closed = spans.pop(0)[1]
+        return start, end
+
+    # ---- steady loops ----------------------------------------------------------------------
+
+    def mark(self) -> Mark:
+        """This moment, to compare later ones with. Set `watching` before the first."""
+        return Mark(
+            self.count, len(self._log), tuple(self._free), tuple(self._busy), dict(self._queues)
+        )
+
+    def repeats(self, marks: Sequence[Mark]) -> int | None:
+        """The shift by which each period between successive marks repeats the one before it.
+
+        Periods are equal if they have the same engines, and starts and ends moved by one constant
+        number of picoseconds. None if they are not, or are empty. Needs three marks or more.
+        """
+        periods = [
+            self._log[a.position : b.position] for a, b in zip(marks, marks[1:], strict=False)
+        ]
+        if len(periods) < 2 or not periods[0]:
+            return None
+        shift = periods[1][0][1] - periods[0][0][1]
+        for earlier, later in zip(periods, periods[1:], strict=False):
+            moved = [(number, start + shift, end + shift) for number, start, end in earlier]
+            if moved != later:
+                return None
+        return shift
+
+    def fast_forward(self, since: Mark, shift: int, times: int) -> None:
+        """As if what was added since the mark were added `times` more, each `shift` later."""
+        delta = shift * times
+        self.count += times * (self.count - since.count)
+        for number, (free, busy) in enumerate(zip(since.free, since.busy, strict=True)):
+            self._busy[number] += times * (self._busy[number] - busy)
+            if self._free[number] != free:
+                self._free[number] += delta
+        for queue, end in self._queues.items():
+            if end != since.queues.get(queue):
+                self._queues[queue] = end + delta
+        for clock in self._clocks.values():
+            if clock.touched > since.count:
+                clock.shift(delta)
+        for extent in self._extents.values():
+            extent.reads.shift(since.count, delta)
+            extent.writes.shift(since.count, delta)
+        self._spans = [[start + delta, end + delta] for start, end in self._spans]
+        self._closed += delta
+        self._end += delta
