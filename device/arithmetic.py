@@ -305,7 +305,9 @@ NAMES = frozenset(_FUNCTIONS)
 # ---- the interface -------------------------------------------------------------------------
 
 
-def _operands(values: Sequence[np.ndarray | float | int]) -> tuple[list[np.ndarray], np.dtype]:
+def _operands(
+    values: Sequence[np.ndarray | np.generic | float | int],
+) -> tuple[list[np.ndarray], np.dtype]:
     """Operands in one compute type, and the type that the result has unless another is asked.
 
     Plain Python numbers take the type of the arrays beside them.
@@ -325,7 +327,10 @@ def _operands(values: Sequence[np.ndarray | float | int]) -> tuple[list[np.ndarr
 
 
 def apply(
-    name: str, *operands: np.ndarray | float | int, out: np.dtype | None = None, **attributes: Any
+    name: str,
+    *operands: np.ndarray | np.generic | float | int,
+    out: np.dtype | None = None,
+    **attributes: Any,
 ) -> np.ndarray:
     """The elementwise function `name` of broadcastable operands.
 
@@ -415,7 +420,7 @@ def reduce(
     ufunc = _ufunc(name, array.dtype)
     with np.errstate(all="ignore"):
         values = _convert(array, compute_dtype(array.dtype))
-        start = IDENTITY[name](values.dtype)
+        start = values.dtype.type(IDENTITY[name](array.dtype))
         result = ufunc.reduce(
             values, axis=axis, dtype=values.dtype, keepdims=keepdims, initial=start
         )

@@ -131,8 +131,8 @@ def gelu_tanh(x: np.ndarray) -> np.ndarray:
     inner *= float(np.sqrt(2 / np.pi))
     inner = np.tanh(inner)
     inner += 1
-    inner *= x
     inner *= 0.5
+    inner *= x
     return inner
 
 
