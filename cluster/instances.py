@@ -186,20 +186,23 @@ def _switched(instance: Instance, nodes: int) -> Fabric:
     """
     kinds: dict[str, str] = {}
     links: list[Link] = []
+    server: dict[str, int] = {}
     for node in range(nodes):
         prefix = f"node{node}/" if nodes > 1 else ""
-        own_kinds, own_links = _ultraserver(instance, prefix)
-        kinds |= own_kinds
-        links += own_links + (_interfaces(instance, prefix) if nodes > 1 else [])
+        chips, own = _ultraserver(instance, prefix)
+        own += _interfaces(instance, prefix) if nodes > 1 else []
+        kinds |= dict.fromkeys(chips, "chip")
+        server |= dict.fromkeys((end for _, end, *_ in own), node)
+        links += own
     for _, end, *_ in links:
         kinds.setdefault(end, "nic" if "/nic" in end else "switch")
-    servers = [int(name[4 : name.index("/")]) if "/" in name else -1 for name in kinds]
+    server["efa"] = -1
     whole = fabrics.graph(kinds, links)
-    return whole if nodes == 1 else replace(whole, server=np.array(servers, np.int64))
+    return replace(whole, server=np.array([server[name] for name in kinds], np.int64))
 
 
-def _ultraserver(instance: Instance, prefix: str) -> tuple[dict[str, str], list[Link]]:
-    """Chips and links of one Trn3 UltraServer, as in the figure of trn3-arch.rst.
+def _ultraserver(instance: Instance, prefix: str) -> tuple[list[str], list[Link]]:
+    """Names of the chips, and links, of one Trn3 UltraServer, as in the figure of trn3-arch.rst.
 
     Each chip has links to the switch of its server, to the second-level switch of its rack, and to
     the chip of the same position in the paired server of the other rack.
@@ -217,11 +220,11 @@ def _ultraserver(instance: Instance, prefix: str) -> tuple[dict[str, str], list[
         for twin in names[c + rack :: rack]:
             rate = chip.link_bytes_per_s["direct"]
             links += [(a, b, rate, chip.link_latency_ps) for a, b in ((name, twin), (twin, name))]
-    return dict.fromkeys(names, "chip"), links
+    return names, links
 
 
 def _interfaces(instance: Instance, prefix: str) -> list[Link]:
-    """Links of the chips of one node to their network interfaces, and of these to the EFA switch."""
+    """Links of a node's chips to their network interfaces, and of these to the EFA switch."""
     rate, latency = interface_rate(instance), _efa_crossing(instance.chip)
     links: list[Link] = []
     for c in range(instance.chips):

@@ -15,7 +15,7 @@ from trnsim.device.chip import Chip
 from trnsim.device.numbers import Number
 from trnsim.device.units import format_bytes, format_rate, format_time
 
-from ..instances import Instance, check_nodes, fabric
+from ..instances import Instance, check_nodes, fabric, interface_rate
 from ..lnc import LogicalCore, check_lnc, logical_per_chip
 
 STATUS_STYLE = {
@@ -179,8 +179,8 @@ def _links(instance: Instance, one: Fabric) -> list[dict[str, Any]]:
     key = "on_chip_bytes_per_s"
     rows.insert(0, _link(key, "rank to chip", one.ranks, rate * lnc, latency, chip))
     if instance.efa_devices:
-        rate = instance.efa_bytes_per_s // instance.efa_devices
-        row = _link("efa", "nic to nic", instance.efa_devices, rate, chip.efa_latency_ps, chip)
+        rate, latency = interface_rate(instance), chip.efa_latency_ps
+        row = _link("efa", "nic to nic", instance.efa_devices, rate, latency, chip)
         rows.append(row | {"status": instance.numbers["efa_bytes_per_s"].status})
     return rows
 
