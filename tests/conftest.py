@@ -1,6 +1,18 @@
-"""JAX with eight virtual CPU devices, set before its backend starts."""
+"""JAX with eight virtual CPU devices, set before its backend starts; one Ray for all tests."""
 
 import jax
+import pytest
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
+
+
+@pytest.fixture(scope="session")
+def ray_instance():
+    """A local Ray, which `RayRuntime()` finds; started by the first test that needs it."""
+    from trnsim.cluster.runtimes.ray_runtime import RayInstance
+
+    instance = RayInstance()
+    instance.connect()
+    yield instance
+    instance.disconnect()
