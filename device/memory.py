@@ -97,13 +97,15 @@ class View:
     @property
     def region(self) -> tuple[str, int, int, int, int]:
         """(space, first partition, end partition, first byte, end byte): what hazards compare."""
-        if self._region is None:
-            first, count = self.partitions
+        region = self._region
+        if region is None:
             start = self.tensor.address + self.offset
-            span = sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
-            end = start + span + ITEMSIZE[self.dtype]
-            self._region = (self.space, first, first + count, start, end)
-        return self._region
+            end = start + ITEMSIZE[self.dtype]
+            for count, stride in zip(self.shape, self.strides):  # noqa: B905 (hot path)
+                end += (count - 1) * stride
+            first, count = self.partitions
+            region = self._region = (self.space, first, first + count, start, end)
+        return region
 
     @property
     def box(self) -> tuple[tuple[int, int], ...] | None:
@@ -113,22 +115,9 @@ class View:
         return self._box or None
 
     @property
-    def contiguous_bytes(self) -> int:
-        """Bytes of the longest run that lies in one piece: what one DMA descriptor moves."""
-        run = ITEMSIZE[self.dtype]
-        first = 0 if self.space == "hbm" else 1
-        for count, stride in zip(self.shape[:first:-1], self.strides[:first:-1], strict=True):
-            if count != 1 and stride != run:
-                return run
-            run *= count
-        if len(self.shape) > first and (self.shape[first] == 1 or self.strides[first] == run):
-            run *= self.shape[first]
-        return run
-
-    @property
     def contiguous(self) -> bool:
         """Whether the elements (on chip: of each partition) lie in one piece."""
-        return self.contiguous_bytes == self.free * ITEMSIZE[self.dtype]
+        return contiguous_elements(self.space, self.shape, self.strides, self.itemsize) == self.free
 
     @property
     def array(self) -> np.ndarray:
@@ -488,6 +477,18 @@ class _Sizes(dict[str, int]):
 
 ITEMSIZE = _Sizes()
 """Bytes of one element, by StableHLO name."""
+
+
+def contiguous_elements(
+    space: str, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
+) -> int:
+    """Elements of a view's longest run in one piece (on chip: inside a partition)."""
+    run = 1
+    for axis in range(len(shape) - 1, -1 if space == "hbm" else 0, -1):
+        if shape[axis] != 1 and strides[axis] != run * itemsize:
+            break
+        run *= shape[axis]
+    return run
 
 
 def _dense_strides(shape: Sequence[int], itemsize: int, space: str) -> tuple[int, ...]:

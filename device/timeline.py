@@ -310,21 +310,23 @@ class Timeline:
         used, changed = [], []
         for view in reads:
             if view.space == "hbm":
-                ready = max(ready, *(near.writes.done(view) for near in self._extent(view).near))
-                continue
-            clock = self._clocks.get(view.region) or self._new_clock(view.region)
-            used.append(clock)
-            for near in clock.near:
-                ready = max(ready, near.visible)
+                for near in self._extent(view).near:
+                    ready = max(ready, near.writes.done(view))
+            else:
+                clock = self._clocks.get(view.region) or self._new_clock(view.region)
+                used.append(clock)
+                for near in clock.near:
+                    if near.visible > ready:
+                        ready = near.visible
         for view in writes:
             if view.space == "hbm":
                 for near in self._extent(view).near:
                     ready = max(ready, near.writes.done(view), near.reads.done(view))
-                continue
-            clock = self._clocks.get(view.region) or self._new_clock(view.region)
-            changed.append(clock)
-            for near in clock.near:
-                ready = max(ready, near.visible, *near.reads.values())
+            else:
+                clock = self._clocks.get(view.region) or self._new_clock(view.region)
+                changed.append(clock)
+                for near in clock.near:
+                    ready = max(ready, near.visible, *near.reads.values())
         earliest = max(ready + self.dma_start_ps, self._queues.get(queue, 0))
         start, end = self._occupy(earliest, duration)
         self._queues[queue] = end

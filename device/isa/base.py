@@ -129,12 +129,14 @@ def starts_legally(view: View) -> bool:
 
 def is_wide(chip: Chip, *views: View) -> bool:
     """Whether some operand's neighbours lie so far apart that the memory gives half its rate."""
+    limit = chip.strided_access_bytes
     for view in views:
-        for count, stride in zip(view.shape[:0:-1], view.strides[:0:-1], strict=True):
-            if count != 1:
-                if stride > chip.strided_access_bytes:
-                    return True
-                break
+        shape, strides = view.shape, view.strides
+        axis = len(shape) - 1
+        while axis > 1 and shape[axis] == 1:
+            axis -= 1
+        if strides[axis] > limit and shape[axis] != 1 and axis:
+            return True
     return False
 
 

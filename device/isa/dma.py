@@ -6,13 +6,15 @@ the published efficiency for its bytes per partition) and the core's share of it
 never less than its descriptors, one for each contiguous run, take to process.
 """
 
+import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from ..arithmetic import apply, convert
 from ..chip import Chip
-from ..memory import ITEMSIZE, View
+from ..memory import ITEMSIZE, View, contiguous_elements
 from ..units import transfer_ps
 from .base import Instruction
 
@@ -31,15 +33,10 @@ class Dma(Instruction):
         """DMA has no clock of its own: see `duration`."""
         raise NotImplementedError
 
-    def check_spaces(self, **operands: View) -> None:
-        """Every operand is in HBM or SBUF."""
-        for operand, view in operands.items():
-            if view.space not in SPACES:
-                raise self.illegal(f"{operand} must be in hbm or sbuf for DMA, not in {view.space}")
-
-    def check_equal(self, left: str, a: View, right: str, b: View) -> None:
-        """The operands have one shape."""
-        self.check_same(left, a, right, b)
+    def check_space(self, operand: str, view: View) -> None:
+        """The operand is in HBM or SBUF."""
+        if view.space not in SPACES:
+            raise self.illegal(f"{operand} must be in hbm or sbuf for DMA, not in {view.space}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +63,8 @@ class DmaCopy(Dma):
         return _hbm_bytes(self.dst, self.src)
 
     def check(self, chip: Chip) -> None:
-        self.check_spaces(dst=self.dst, src=self.src)
+        self.check_space("dst", self.dst)
+        self.check_space("src", self.src)
         self.check_same("src", self.src, "dst", self.dst)
 
     def duration(self, chip: Chip) -> int:
@@ -107,7 +105,8 @@ class DmaTranspose(Dma):
         return _hbm_bytes(self.dst, self.src)
 
     def check(self, chip: Chip) -> None:
-        self.check_spaces(dst=self.dst, src=self.src)
+        self.check_space("dst", self.dst)
+        self.check_space("src", self.src)
         if len(self.src.shape) != 2 or self.dst.shape != self.src.shape[::-1]:
             raise self.illegal(
                 f"dst has shape {list(self.dst.shape)}; src {list(self.src.shape)} transposed is "
@@ -121,7 +120,7 @@ class DmaTranspose(Dma):
     def duration(self, chip: Chip) -> int:
         inside = self.src.space == "sbuf"
         fraction = chip.dma_transpose_sbuf_fraction if inside else chip.dma_transpose_fraction
-        nbytes, rate = self.src.nbytes, _rate(chip, self.dst, self.src)
+        nbytes, rate = self.src.nbytes, _rate(chip, _layout(self.dst), _layout(self.src))
         return max(chip.dma_fixed_ps, transfer_ps(nbytes, int(rate * fraction)))
 
     def execute(self) -> None:
@@ -210,32 +209,46 @@ class DmaScatter(Dma):
 
 def transfer_duration(chip: Chip, rows: View, other: View, fraction: float = 1.0) -> int:
     """Picoseconds of data for the elements of `rows`, moved from or to parts of `other`."""
-    nbytes = rows.size * max(ITEMSIZE[rows.dtype], ITEMSIZE[other.dtype])
-    engines = _engines(chip, rows, other)
+    return _duration(chip, _layout(rows), _layout(other), fraction)
+
+
+Layout = tuple[str, str, tuple[int, ...], tuple[int, ...]]
+
+
+def _layout(view: View) -> Layout:
+    return view.space, view.dtype, view.shape, view.strides
+
+
+@lru_cache(maxsize=4096)
+def _duration(chip: Chip, rows: Layout, other: Layout, fraction: float) -> int:
+    sizes = ITEMSIZE[rows[1]], ITEMSIZE[other[1]]
+    count = math.prod(rows[2])
+    nbytes = count * max(sizes)
     payload = nbytes / _partitions(chip, rows, other)
     rate = int(_rate(chip, rows, other) * fraction * chip.descriptor_efficiency(payload))
     run = min(
-        rows.contiguous_bytes // ITEMSIZE[rows.dtype],
-        other.contiguous_bytes // ITEMSIZE[other.dtype],
+        contiguous_elements(space, shape, strides, size)
+        for (space, _, shape, strides), size in zip((rows, other), sizes, strict=True)
     )
-    descriptors = -(-rows.size // run) * DESCRIPTOR_PS // engines
+    descriptors = -(-count // run) * DESCRIPTOR_PS // _engines(chip, rows, other)
     return max(chip.dma_fixed_ps, transfer_ps(nbytes, rate), descriptors)
 
 
-def _partitions(chip: Chip, *views: View) -> int:
+def _partitions(chip: Chip, *layouts: Layout) -> int:
     """Partitions of the SBUF side; between two places in HBM the work is spread as over all."""
-    return min((v.shape[0] for v in views if v.space == "sbuf"), default=chip.partitions)
+    counts = [shape[0] for space, _, shape, _ in layouts if space == "sbuf"]
+    return min(counts, default=chip.partitions)
 
 
-def _engines(chip: Chip, *views: View) -> int:
+def _engines(chip: Chip, *layouts: Layout) -> int:
     """DMA engines at work: one for every 8 partitions."""
-    return min(-(-_partitions(chip, *views) // PARTITIONS_PER_ENGINE), chip.dma_engines)
+    return min(-(-_partitions(chip, *layouts) // PARTITIONS_PER_ENGINE), chip.dma_engines)
 
 
-def _rate(chip: Chip, *views: View) -> int:
+def _rate(chip: Chip, *layouts: Layout) -> int:
     """Bytes per second: the engines at work, and this core's share of its HBM stack."""
-    engines = chip.dma_bytes_per_s * _engines(chip, *views) // chip.dma_engines
-    touches = sum(view.space == "hbm" for view in views)
+    engines = chip.dma_bytes_per_s * _engines(chip, *layouts) // chip.dma_engines
+    touches = sum(space == "hbm" for space, *_ in layouts)
     if not touches:
         return engines
     return min(engines, chip.stack_bytes_per_s // (chip.cores_per_stack * touches))
@@ -248,7 +261,8 @@ def _hbm_bytes(*views: View) -> int:
 def _check_rows(
     instruction: DmaGather | DmaScatter, *, rows: View, table: View, index: View, names: tuple
 ) -> None:
-    instruction.check_spaces(**{names[0]: rows, "index": index})
+    instruction.check_space(names[0], rows)
+    instruction.check_space("index", index)
     if table.space != "hbm":
         raise instruction.illegal(f"{names[1]} must be in hbm, not in {table.space}")
     if rows.shape[1:] != table.shape[1:]:
