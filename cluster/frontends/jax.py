@@ -36,6 +36,8 @@ _DUMP = {
     "xla_dump_hlo_pipeline_re": "spmd-partitioner|sharding-removal",
     "xla_dump_hlo_as_proto": True,
     "xla_backend_optimization_level": 0,  # the compiled code is never run
+    # Groups as lists of ranks: the conversion to StableHLO loses the device order of mesh axes.
+    "xla_enable_rgv3_materialization": False,
 }
 
 
@@ -264,21 +266,25 @@ def _shards(name: str, aval: Any, sharding: Any, devices: list, memo: dict) -> S
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype))
         extra, dtype = data.shape, data.dtype
-    key = (sharding, shape, extra)
-    if key not in memo:
-        memo[key] = _boxes(sharding, shape, extra, devices)
-    return Shards(name, shape + extra, dtype_name(dtype), memo[key])
+    if (sharding, shape, extra) not in memo:
+        memo[sharding, shape, extra] = _with_whole(boxes(sharding, shape, devices), extra)
+    return Shards(name, shape + extra, dtype_name(dtype), memo[sharding, shape, extra])
 
 
-def _boxes(sharding: Any, shape: tuple, extra: tuple, devices: list) -> np.ndarray:
-    """int64 [ranks, dimensions, 2]: start and stop; `extra` dimensions are whole."""
+def boxes(sharding: Any, shape: tuple[int, ...], devices: list) -> np.ndarray:
+    """int64 [ranks, dimensions, 2]: start and stop of what each device holds."""
     indices = sharding.devices_indices_map(shape)
-    whole = [(0, n) for n in extra]
-    boxes = [
-        [s.indices(n)[:2] for s, n in zip(indices[device], shape, strict=True)] + whole
+    found = [
+        [s.indices(n)[:2] for s, n in zip(indices[device], shape, strict=True)]
         for device in devices
     ]
-    return np.array(boxes, np.int64).reshape(len(devices), len(shape) + len(extra), 2)
+    return np.array(found, np.int64).reshape(len(devices), len(shape), 2)
+
+
+def _with_whole(index: np.ndarray, extra: tuple[int, ...]) -> np.ndarray:
+    """Boxes with more dimensions, none of them split: the uint32 words of a PRNG key."""
+    whole = np.array([(0, n) for n in extra], np.int64).reshape(1, len(extra), 2)
+    return np.concatenate([index, np.repeat(whole, len(index), 0)], axis=1)
 
 
 def _check(lowered: Lowered) -> None:

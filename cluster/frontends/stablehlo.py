@@ -1,20 +1,19 @@
 """StableHLO in MLIR form -> `ops.ir.Module`.
 
 Calls and composites are inlined, tuples flattened, markers (sharding, barriers) become aliases,
-`dot` becomes `dot_general`, and the mesh axes of collectives become lists of ranks.
+and `dot` becomes `dot_general`.
 """
 
 import re
 import site
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jaxlib.mlir.ir as mlir
 import numpy as np
-from jaxlib.mlir.dialects import sdy
 from jaxlib.mlir.dialects import stablehlo as hlo
 
 from trnsim.device.dtypes import numpy_dtype
@@ -70,15 +69,11 @@ class _Translation:
         self.sites: list[str] = []  # source lines of the calls being inlined
         self.types: list[TensorType] = []
         self.functions: dict[str, Any] = {}
-        self.meshes: dict[str, Any] = {}
         for operation in module.body.operations:
             if operation.operation.name == "func.func":
                 self.functions[
                     mlir.StringAttr(operation.operation.attributes["sym_name"]).value
                 ] = operation
-            elif operation.operation.name == "sdy.mesh":
-                symbol = mlir.StringAttr(operation.operation.attributes["sym_name"]).value
-                self.meshes[symbol] = sdy.MeshAttr(operation.operation.attributes["mesh"])
 
     def module(self, name: str) -> Module:
         for op in _operations(self.root):  # before the tokens that callbacks bring
@@ -154,22 +149,14 @@ class _Translation:
 
     def groups(self, op: Any) -> tuple[tuple[int, ...], ...]:
         attribute = op.attributes["replica_groups"]
-        if hlo.ReplicaGroupMeshAxesAttr.isinstance(attribute):
-            return self.axis_groups(hlo.ReplicaGroupMeshAxesAttr(attribute))
+        if hlo.ReplicaGroupMeshAxesAttr.isinstance(attribute):  # jaxlib loses their device order
+            raise _Unmodelled(f"operator {short_name(op)} with mesh axes for replica groups")
         rows = np.asarray(mlir.DenseIntElementsAttr(attribute))
         if rows.size == 0:
             return (tuple(range(self.ranks)),)
         if not _channel(op):  # groups of replicas, of which there is one: each rank is alone
             return tuple((rank,) for rank in range(self.ranks))
         return tuple(tuple(int(r) for r in row if r >= 0) for row in rows)
-
-    def axis_groups(self, attribute: Any) -> tuple[tuple[int, ...], ...]:
-        mesh = attribute.mesh
-        if isinstance(mesh, mlir.FlatSymbolRefAttr):
-            mesh = self.meshes[mlir.FlatSymbolRefAttr(mesh).value]
-        sizes = {axis.name: axis.size for axis in map(_axis, mesh.axes)}
-        references = [_reference(axis) for axis in attribute.axes]
-        return expand_axes(sizes, list(mesh.device_ids), references)
 
     def fresh(self, value: Any, scope: dict) -> Any:
         """Number a value (a nested tuple of numbers for a tuple) and note its type."""
@@ -240,52 +227,6 @@ _SPECIAL: dict[str, Callable] = {
     "get_tuple_element": _Translation.get_tuple_element,
     **{name: _Translation.alias for name in ALIASES},
 }
-
-
-def _axis(attribute: Any) -> Any:
-    kind = sdy.MeshAxisAttr if sdy.MeshAxisAttr.isinstance(attribute) else hlo.MeshAxisAttr
-    return kind(attribute)
-
-
-def _reference(attribute: Any) -> tuple[str, int, int | None]:
-    """(axis, product of the sub-axes before it, size or None for the whole axis)."""
-    axis: Any = hlo.AxisRefAttr(attribute)
-    if axis.sub_axis_info is None:
-        return axis.name, 1, None
-    part = hlo.SubAxisInfoAttr(axis.sub_axis_info)
-    return axis.name, part.pre_size, part.size
-
-
-def expand_axes(
-    sizes: Mapping[str, int],
-    device_ids: Sequence[int],
-    axes: Sequence[tuple[str, int, int | None]],
-) -> tuple[tuple[int, ...], ...]:
-    """Replica groups of mesh axes: ranks that differ only along `axes`, in the order of `axes`.
-
-    An axis may be a part: `(name, pre, size)` is the middle of name split as [pre, size, rest].
-    `device_ids` lists the ranks of the mesh in row-major order; empty means 0, 1, 2, ...
-    """
-    cuts = {name: {1, size} for name, size in sizes.items()}
-    for name, pre, size in axes:
-        cuts[name] |= {pre, pre * (size or sizes[name])}
-    pieces = [
-        (name, low, high // low)
-        for name in sizes
-        for low, high in zip(sorted(cuts[name])[:-1], sorted(cuts[name])[1:], strict=True)
-    ]
-    ids = np.array(device_ids) if device_ids else np.arange(int(np.prod(list(sizes.values()))))
-    ids = ids.reshape([size for _, _, size in pieces])
-    chosen = [
-        i
-        for name, pre, size in axes
-        for i, (piece, low, extent) in enumerate(pieces)
-        if piece == name and pre <= low and low * extent <= pre * (size or sizes[name])
-    ]
-    rest = [i for i in range(len(pieces)) if i not in chosen]
-    width = int(np.prod([pieces[i][2] for i in chosen]))
-    rows = ids.transpose(rest + chosen).reshape(-1, width)
-    return tuple(tuple(int(rank) for rank in row) for row in rows)
 
 
 def _operations(region_holder: Any) -> Iterator[Any]:
