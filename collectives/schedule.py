@@ -94,7 +94,7 @@ class Collective:
     @cached_property
     def piece_counts(self) -> np.ndarray:
         """int64[pieces]: elements of each piece."""
-        return np.ascontiguousarray(np.broadcast_to(np.int64(self.counts), self.pieces))
+        return np.ascontiguousarray(np.broadcast_to(np.asarray(self.counts, np.int64), self.pieces))
 
     @cached_property
     def nbytes(self) -> int:

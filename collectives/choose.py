@@ -1,0 +1,210 @@
+"""Which algorithm a collective uses: the vendor's published policy, or the name a user gives.
+
+Source: AWS Neuron documentation, "intra-node" and "inter-node collective communication" of the
+Neuron Runtime pages (SDK 2.32). Its thresholds are for a full trn2 node; those of smaller groups
+and of steps across nodes are not published, so the same ones are used. 1 MB is 1e6 bytes there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from trnsim.device.errors import BadInput
+from trnsim.device.units import format_bytes
+
+from .algorithms import hierarchical, mesh, pairwise, rdh, ring
+from .routes import Fabric
+from .schedule import Collective, Schedule
+
+MESH_BELOW = 1_000_000  # bytes; "< 1 MB"
+RDH_UP_TO = 56_000_000  # bytes; "1-56 MB", KangaRing above
+FLAT = {
+    "ring": ring.KINDS,
+    "mesh": mesh.KINDS,
+    "rdh": rdh.KINDS,
+    "pairwise": pairwise.KINDS,
+}
+NAMES = ("policy", *FLAT, "hierarchical", "hierarchical:INTRA+INTER")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An algorithm by name and why it was taken."""
+
+    algorithm: str
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A schedule for all groups of a collective, and the choice that led to it."""
+
+    schedule: Schedule
+    choice: Choice
+
+
+def plan(
+    collective: Collective,
+    groups: Sequence[Sequence[int]] | np.ndarray,
+    fabric: Fabric,
+    algorithm: str = "policy",
+) -> Plan:
+    """Choose for the collective in its groups (int[G, n] ranks), and build the schedule.
+
+    All groups share one schedule: rings follow the first group's places on the fabric. Groups that
+    lie differently on the servers get a flat algorithm.
+    """
+    table = np.asarray(groups, np.int64)
+    servers = _layout(table, fabric)
+    choice = choose(collective.kind, collective.nbytes, servers, algorithm)
+    order = tuple(fabric.ring_order(table[0]).tolist())
+    return Plan(build(collective, choice.algorithm, servers, order), choice)
+
+
+def choose(kind: str, nbytes: int, servers: Sequence[int], algorithm: str = "policy") -> Choice:
+    """Choose for one group. servers: the server of each group position; nbytes as Collective.nbytes.
+
+    Raises BadInput for a name that does not exist or does not do this kind of collective.
+    """
+    if algorithm == "policy":
+        return _policy(kind, nbytes, servers)
+    if algorithm == "hierarchical":
+        steps = _steps(kind, nbytes, servers)
+        return Choice(
+            f"hierarchical:{steps[0].algorithm}+{steps[1].algorithm}", "asked for by name"
+        )
+    _check_name(kind, algorithm)
+    return Choice(algorithm, "asked for by name")
+
+
+def build(
+    collective: Collective,
+    algorithm: str,
+    servers: Sequence[int],
+    order: Sequence[int] | None = None,
+) -> Schedule:
+    """The schedule of a named algorithm. order: group positions in the order of rings.
+
+    Schedules do not depend on sizes: equal calls give the same object.
+    """
+    _check_name(collective.kind, algorithm)
+    shape = Collective(
+        collective.kind,
+        collective.ranks,
+        1,
+        reduction="add" if collective.reducing else None,
+        root=collective.root,
+        pairs=collective.pairs,
+    )
+    return _build(shape, algorithm, tuple(servers), None if order is None else tuple(order))
+
+
+@lru_cache(maxsize=256)
+def _build(
+    shape: Collective, algorithm: str, servers: tuple[int, ...], order: tuple[int, ...] | None
+) -> Schedule:
+    if algorithm.startswith("hierarchical:"):
+        intra, inter = algorithm.partition(":")[2].split("+")
+        return hierarchical.schedule(shape, _places(servers, order), intra, inter)
+    if algorithm == "ring":
+        return ring.schedule(shape, order)
+    return {"mesh": mesh, "rdh": rdh, "pairwise": pairwise}[algorithm].schedule(shape)
+
+
+def _places(servers: tuple[int, ...], order: tuple[int, ...] | None) -> np.ndarray:
+    """Group positions by (server, local index), local indices in ring order of the first server."""
+    places = hierarchical.places_of(servers)
+    if order is None:
+        return places
+    rank = np.empty(len(order), np.int64)
+    rank[list(order)] = np.arange(len(order))
+    return places[:, np.argsort(rank[places[0]])]
+
+
+def _policy(kind: str, nbytes: int, servers: Sequence[int]) -> Choice:
+    if len(servers) == 1:
+        return Choice("mesh", "one rank: nothing moves")
+    if kind == "permute":
+        return Choice("mesh", "point to point: one round of direct transfers")
+    if kind == "all_to_all":
+        return Choice("mesh", "the vendor runs all_to_all on mesh")
+    sizes = _per_server(servers)
+    if len(sizes) == 1:
+        return _by_size(nbytes, "inside one server")
+    if max(sizes) == 1:
+        return _across(nbytes, len(servers))
+    if len(set(sizes)) > 1:
+        return Choice("ring", "servers hold different numbers of ranks: no hierarchy, flat ring")
+    intra, inter = _steps(kind, nbytes, servers)
+    name = f"hierarchical:{intra.algorithm}+{inter.algorithm}"
+    where = f"{len(sizes)} servers with {sizes[0]} ranks each"
+    return Choice(name, f"{where}; intra {intra.reason}; inter {inter.reason}")
+
+
+def _steps(kind: str, nbytes: int, servers: Sequence[int]) -> tuple[Choice, Choice]:
+    """(intra, inter) of a hierarchy: across servers, each local index handles its share."""
+    sizes = _per_server(servers)
+    share = nbytes if kind == "broadcast" else nbytes // max(sizes)
+    return _by_size(nbytes, "inside a server"), _across(share, len(sizes))
+
+
+def _by_size(nbytes: int, where: str) -> Choice:
+    size = format_bytes(nbytes)
+    if nbytes < MESH_BELOW:
+        return Choice("mesh", f"{size} is below 1 MB {where}")
+    if nbytes <= RDH_UP_TO:
+        return Choice("rdh", f"{size} is between 1 and 56 MB {where}")
+    return Choice("ring", f"{size} is above 56 MB {where}: KangaRing is not built yet, so ring")
+
+
+def _across(nbytes: int, servers: int) -> Choice:
+    chosen = _by_size(nbytes, "across servers")
+    if chosen.algorithm == "ring":
+        return Choice("ring", f"{format_bytes(nbytes)} is above 56 MB across servers")
+    if chosen.algorithm == "rdh" and servers & (servers - 1):
+        return Choice("ring", f"{servers} servers are no power of two, which RDH needs across them")
+    return chosen
+
+
+def _per_server(servers: Sequence[int]) -> list[int]:
+    return np.unique(np.asarray(servers), return_counts=True)[1].tolist()
+
+
+def _layout(table: np.ndarray, fabric: Fabric) -> tuple[int, ...]:
+    """The server of each position, numbered by first appearance; all different if groups differ."""
+    patterns = {_pattern(row) for row in fabric.rank_server[table]}
+    return patterns.pop() if len(patterns) == 1 else _uneven(table.shape[1])
+
+
+def _pattern(servers: np.ndarray) -> tuple[int, ...]:
+    _, first, which = np.unique(servers, return_index=True, return_inverse=True)
+    return tuple(np.argsort(np.argsort(first))[which].tolist())
+
+
+def _uneven(n: int) -> tuple[int, ...]:
+    """A layout that no hierarchy fits: all on server 0 but the last."""
+    return (0,) * (n - 1) + (1,) if n != 2 else (0, 1)
+
+
+def _check_name(kind: str, algorithm: str) -> None:
+    head, _, steps = algorithm.partition(":")
+    if head == "hierarchical":
+        _check_steps(kind, steps)
+    elif algorithm not in FLAT:
+        raise BadInput("algorithm", algorithm, NAMES)
+    elif kind not in FLAT[algorithm]:
+        able = [name for name, kinds in FLAT.items() if kind in kinds]
+        raise BadInput(f"algorithm of {kind}", algorithm, able)
+
+
+def _check_steps(kind: str, steps: str) -> None:
+    if kind not in hierarchical.KINDS:
+        able = [name for name, kinds in FLAT.items() if kind in kinds]
+        raise BadInput(f"algorithm of {kind}", "hierarchical", able)
+    names = steps.split("+")
+    wrong = [name for name in names if name not in hierarchical.STEPS]
+    if len(names) != 2 or wrong:
+        pairs = [f"{a}+{b}" for a in hierarchical.STEPS for b in hierarchical.STEPS]
+        raise BadInput("steps of algorithm hierarchical", steps, pairs)
