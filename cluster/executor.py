@@ -15,6 +15,7 @@ from trnsim.device.core import Core
 from trnsim.device.errors import TrnsimError
 from trnsim.device.ops.ir import Operation
 
+from . import wire
 from .arena import Arena
 from .program import (
     Branch,
@@ -31,6 +32,7 @@ from .program import (
 from .runtimes.base import Barrier, Exchange, Execution, Request, Seat
 
 
+@wire.register
 @dataclass(frozen=True, slots=True)
 class CoreReport:
     """What a core learnt while it ran: the way it took through loops and branches."""
@@ -39,6 +41,7 @@ class CoreReport:
     kernels: int
 
 
+@wire.register
 @dataclass(frozen=True, slots=True)
 class StepCall:
     """One step: arguments to place first (by value), values to read afterwards."""
@@ -47,6 +50,7 @@ class StepCall:
     read: tuple[int, ...]
 
 
+@wire.register
 @dataclass(frozen=True, slots=True)
 class StepReply:
     """The read values (from core 0 of the rank only) and the core's report."""
@@ -55,6 +59,7 @@ class StepReply:
     report: CoreReport
 
 
+@wire.register
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """What a core needs for its steps: the program, and the chip at instruction fidelity."""

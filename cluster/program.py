@@ -9,11 +9,29 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from trnsim.collectives.schedule import Collective, Schedule
+from trnsim.collectives.schedule import Block, Collective, Schedule
+from trnsim.device.ops import fuse
 from trnsim.device.ops.ir import Operation, TensorType
-from trnsim.device.ops.kernel import Cost, Kernel, Part
+from trnsim.device.ops.kernel import Cost, Kernel, Part, Residency
+
+from . import wire
 
 
+
+def _kinds(cls: type) -> Iterator[type]:
+    for kind in cls.__subclasses__():
+        yield kind
+        yield from _kinds(kind)
+
+
+assert fuse.fuse  # its import defines every kind of kernel
+for _class in (Collective, Schedule, Cost, Part, Residency, *_kinds(Kernel)):
+    wire.register(_class)
+wire.register(Block, "ScheduleBlock")  # `Block` is the operator program's
+
+
+
+@wire.register
 @dataclass(frozen=True, slots=True)
 class Buffer:
     """Home of a value in the rank's HBM: one byte offset per physical core.
@@ -30,6 +48,7 @@ class Buffer:
         return self.offsets[core], self.offsets[core] + self.type.nbytes
 
 
+@wire.register
 @dataclass(frozen=True, slots=True)
 class RunKernel:
     """Run `kernel`: core `c` computes `parts[c]` with SBUF residency `residency[c]`.
@@ -39,15 +58,17 @@ class RunKernel:
 
     kernel: Kernel
     parts: tuple[Part, ...]
-    residency: tuple[Any, ...]
+    residency: tuple[Residency, ...]
     costs: tuple[Cost, ...]
 
 
+@wire.register
 @dataclass(frozen=True, slots=True)
 class PairBarrier:
     """The physical cores of the logical core wait for each other."""
 
 
+@wire.register
 @dataclass(frozen=True, slots=True)
 class StartCollective:
     """Start a collective on one operand; the result may be read after `WaitCollective(key)`."""
@@ -64,6 +85,7 @@ class StartCollective:
     stream: int = 0
 
 
+@wire.register
 @dataclass(frozen=True, slots=True)
 class WaitCollective:
     """Wait for the collective of that key on every physical core."""
@@ -71,6 +93,7 @@ class WaitCollective:
     key: int
 
 
+@wire.register
 @dataclass(frozen=True, slots=True)
 class SetRank:
     """Write the rank's number (partition_id) into a buffer of each core."""
@@ -79,6 +102,7 @@ class SetRank:
     zero: bool = False
 
 
+@wire.register
 @dataclass(frozen=True, slots=True)
 class Move:
     """Parallel assignment `destination <- source` of loop-carried or branch values.
@@ -89,6 +113,7 @@ class Move:
     pairs: tuple[tuple[int, int], ...]
 
 
+@wire.register
 @dataclass(frozen=True, slots=True)
 class While:
     """Run `condition`, and while `predicate` holds `body`, each followed by the condition again.
@@ -103,6 +128,7 @@ class While:
     location: str = ""
 
 
+@wire.register
 @dataclass(frozen=True, slots=True)
 class Branch:
     """Run `branches[index]`; an index out of range takes the last (StableHLO `case`).
@@ -123,6 +149,7 @@ Decisions = dict[int, list[int]]
 Step = RunKernel | PairBarrier | StartCollective | WaitCollective | SetRank | Move | While | Branch
 
 
+@wire.register
 @dataclass(frozen=True, slots=True)
 class RankProgram:
     """Steps, buffers and constants of one rank; `arena_bytes` is its modelled HBM peak.

@@ -49,14 +49,14 @@ _NAMES: dict[type, str] = {}
 Class = TypeVar("Class", bound=type)
 
 
-def register(cls: Class) -> Class:
-    """Let instances of a dataclass travel, under the class's name. Usable as a decorator.
+def register(cls: Class, name: str | None = None) -> Class:
+    """Let instances of a dataclass travel, under the class's name or `name`. A decorator too.
 
     Raises TypeError for a class that is no dataclass and ValueError for a name that is taken.
     """
     if not _is_dataclass(cls):
         raise TypeError(f"{cls!r} is not a dataclass")
-    name = cls.__name__
+    name = name or cls.__name__
     if _CLASSES.setdefault(name, cls) is not cls:
         raise ValueError(f"wire name {name} is taken by {_CLASSES[name].__module__}.{name}")
     _NAMES[cls] = name

@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass, field
 
+from .. import wire
 
+
+@wire.register
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     """One training step. `duration` in ps; losses are None in a time-only run."""
@@ -13,6 +16,7 @@ class StepRecord:
     reference: float | None = None
 
 
+@wire.register
 @dataclass(frozen=True, slots=True)
 class CallRecord:
     """A collective call of the program: who, what, how, and its time per step in ps."""
@@ -30,6 +34,7 @@ class CallRecord:
     exposed: int
 
 
+@wire.register
 @dataclass(frozen=True, slots=True)
 class KernelRecord:
     """All kernels of one source line and kind: their number and time per step in ps (core 0)."""
@@ -41,6 +46,7 @@ class KernelRecord:
     fallback: bool = False
 
 
+@wire.register
 @dataclass(frozen=True, slots=True)
 class RunRecord:
     """A run: what it was run with, what it computed, how long it took, what it leaned on.

@@ -1,0 +1,145 @@
+"""Collective calls of a program on a machine: which schedule each runs, and what it costs.
+
+The group table: a call runs in all of its replica groups at once, and is priced over all of them
+together, so that groups share links.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from trnsim.collectives import choose
+from trnsim.collectives.price import Overheads, Pricer
+from trnsim.collectives.schedule import Collective, Schedule
+from trnsim.device.errors import BadInput
+from trnsim.device.ops.ir import Operation, TensorType
+from trnsim.device.units import transfer_ps
+
+from .machine import Machine
+from .program import StartCollective
+
+COLLECTIVES = {
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "all_to_all": "all_to_all",
+    "collective_permute": "permute",
+    "collective_broadcast": "broadcast",
+}
+"""StableHLO operators that move data between ranks, and the kind of collective that each is."""
+
+Groups = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one call is done: in which groups of ranks, by which schedule, and why that one."""
+
+    groups: Groups
+    collective: Collective
+    schedule: Schedule
+    algorithm: str
+    reason: str
+
+
+class Calls:
+    """Plans and prices of collective calls on a machine.
+
+    `algorithm` is `policy` (the vendor's published one) or the name of one, which then serves
+    every kind of collective that it can do.
+    """
+
+    def __init__(self, machine: Machine, algorithm: str = "policy") -> None:
+        self.machine, self.algorithm = machine, algorithm
+        self.slots = np.asarray(machine.placement.slots)
+        self._plans: dict[tuple, Plan] = {}
+        self._pricers: dict[tuple, Pricer] = {}
+
+    @cached_property
+    def overheads(self) -> Overheads:
+        """Start and step costs of the chip's CC-cores. Ranks handshake before data moves."""
+        chip = self.machine.chip
+        return Overheads(start_ps=chip.collective_start_ps, step_ps=chip.cc_step_ps)
+
+    def estimate(self, nbytes: int) -> int:
+        """A guess in ps for the order of kernels, before the call is planned."""
+        chip = self.machine.chip
+        rate = chip.on_chip_bytes_per_s * self.machine.lnc
+        return chip.collective_start_ps + 2 * transfer_ps(nbytes, rate)
+
+    def plan(self, operation: Operation, operand: TensorType, result: TensorType) -> Plan:
+        """The schedule of a collective operator. Raises BadInput for groups that do not fit."""
+        groups = self.groups(operation)
+        collective = describe(operation, operand, result, len(groups[0]))
+        key = (collective, groups)
+        if key not in self._plans:
+            algorithm = self.algorithm_for(collective.kind)
+            found = choose.plan(collective, self.table(groups), self.machine.fabric, algorithm)
+            name, reason = found.choice.algorithm, found.choice.reason
+            self._plans[key] = Plan(groups, collective, found.schedule, name, reason)
+        return self._plans[key]
+
+    def algorithm_for(self, kind: str) -> str:
+        """The algorithm asked for where it can do `kind`, else the policy's choice."""
+        able = choose.FLAT.get(self.algorithm)
+        return "policy" if able is not None and kind not in able else self.algorithm
+
+    def groups(self, operation: Operation) -> Groups:
+        """The replica groups of a call; all ranks for a permute and for an empty list."""
+        everybody = (tuple(range(self.machine.ranks)),)
+        if operation.name == "collective_permute":
+            return everybody
+        groups: Groups = operation.attributes["replica_groups"] or everybody
+        if len({len(group) for group in groups}) > 1:
+            sizes = ", ".join(str(len(group)) for group in groups)
+            raise BadInput(
+                f"replica groups of {operation.name} ({operation.location})",
+                f"sizes {sizes}",
+                "groups of one size",
+            )
+        return groups
+
+    def table(self, groups: Groups) -> np.ndarray:
+        """int64[groups, members]: the logical core of each member."""
+        return self.slots[np.asarray(groups)]
+
+    def price(self, start: StartCollective, arrivals: np.ndarray) -> np.ndarray:
+        """int64[ranks]: when each rank has ended the call that it reaches at `arrivals`."""
+        key = (id(start.schedule), start.groups)
+        if key not in self._pricers:
+            self._pricers[key] = Pricer(
+                start.schedule, self.machine.fabric, self.table(start.groups)
+            )
+        members = np.asarray(start.groups)
+        priced = self._pricers[key].price(
+            start.collective, arrivals=arrivals[members], overheads=self.overheads
+        )
+        ends = arrivals.copy()
+        ends[members] = priced.end
+        return ends
+
+
+def describe(
+    operation: Operation, operand: TensorType, result: TensorType, ranks: int
+) -> Collective:
+    """The collective that an operator is, for groups of `ranks` with these per-rank types."""
+    kind = COLLECTIVES[operation.name]
+    attributes = operation.attributes
+    whole = Collective(
+        kind="broadcast", ranks=ranks, counts=operand.size, dtype=operand.dtype
+    )
+    match kind:
+        case "all_reduce":
+            return replace(whole, kind=kind, reduction=attributes["reduction"])
+        case "reduce_scatter":
+            return replace(
+                whole, kind=kind, counts=result.size, reduction=attributes["reduction"]
+            )
+        case "all_to_all":
+            return replace(whole, kind=kind, counts=operand.size // ranks)
+        case "permute":
+            pairs: Sequence[tuple[int, int]] = attributes["source_target_pairs"]
+            return replace(whole, kind=kind, pairs=tuple(map(tuple, pairs)))
+    return replace(whole, kind=kind)
