@@ -96,6 +96,10 @@ class Core:
         """The shift in picoseconds by which each period between marks repeats, or None."""
         return self.timeline.repeats([mark.timeline for mark in marks])
 
+    def steady(self, marks: Sequence[CoreMark], seen: int = 3) -> tuple[int, int] | None:
+        """(n, shift): the last n marks' work repeats, `seen` times alike; see Timeline.steady."""
+        return self.timeline.steady([mark.timeline for mark in marks], seen)
+
     def fast_forward(self, since: CoreMark, shift: int, times: int) -> None:
         """As if what was issued since the mark were issued `times` more, each `shift` later."""
         self.timeline.fast_forward(since.timeline, shift, times)

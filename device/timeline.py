@@ -401,6 +401,9 @@ class Timeline:
         Periods are equal if they have the same engines, and starts and ends moved by one constant
         number of picoseconds. None if they are not, or are empty. Needs three marks or more.
         """
+        lengths = {b.position - a.position for a, b in zip(marks, marks[1:], strict=False)}
+        if len(lengths) != 1:
+            return None
         periods = [
             self._log[a.position : b.position] for a, b in zip(marks, marks[1:], strict=False)
         ]
@@ -412,6 +415,19 @@ class Timeline:
             if moved != later:
                 return None
         return shift
+
+    def steady(self, marks: Sequence[Mark], seen: int = 3) -> tuple[int, int] | None:
+        """(n, shift) of the shortest steady period: the last n marks' work, `seen` times alike.
+
+        Iterations of a loop often repeat only in groups (store, load and compute can interlock
+        over several), so each n is tried. Take a mark after every iteration, or, with rotating
+        buffers, after every rotation: work that is skipped must use the same tiles.
+        """
+        for n in range(1, (len(marks) - 1) // seen + 1):
+            shift = self.repeats(marks[len(marks) - 1 - seen * n :: n])
+            if shift is not None:
+                return n, shift
+        return None
 
     def fast_forward(self, since: Mark, shift: int, times: int) -> None:
         """As if what was added since the mark were added `times` more, each `shift` later."""
