@@ -58,31 +58,35 @@ def plan(
     """
     table = np.asarray(groups, np.int64)
     servers = _layout(table, fabric)
-    choice = choose(collective.kind, collective.nbytes, servers, algorithm)
+    choice = choose(collective, servers, algorithm)
     order = tuple(fabric.ring_order(table[0]).tolist())
     return Plan(build(collective, choice.algorithm, servers, order), choice)
 
 
-def choose(kind: str, nbytes: int, servers: Sequence[int], algorithm: str = "policy") -> Choice:
-    """Choose for one group. servers: the server of each group position; nbytes as Collective.nbytes.
+def choose(
+    collective: Collective, servers: Sequence[int] | None, algorithm: str = "policy"
+) -> Choice:
+    """Choose for one group. servers: the server of each group position; None if several groups
+    share the schedule and lie differently on their servers.
 
     Raises BadInput for a name that does not exist or does not do this kind of collective.
     """
     if algorithm == "policy":
-        return _policy(kind, nbytes, servers)
-    if algorithm == "hierarchical":
-        steps = _steps(kind, nbytes, servers)
-        return Choice(
-            f"hierarchical:{steps[0].algorithm}+{steps[1].algorithm}", "asked for by name"
-        )
-    _check_name(kind, algorithm)
+        return _policy(collective, servers)
+    if algorithm.startswith("hierarchical"):
+        if servers is None:
+            raise BadInput("algorithm", algorithm, f"{', '.join(FLAT)}: groups lie differently")
+        if algorithm == "hierarchical":
+            intra, inter = _steps(collective, servers)
+            algorithm = f"hierarchical:{intra.algorithm}+{inter.algorithm}"
+    _check_name(collective.kind, algorithm)
     return Choice(algorithm, "asked for by name")
 
 
 def build(
     collective: Collective,
     algorithm: str,
-    servers: Sequence[int],
+    servers: Sequence[int] | None,
     order: Sequence[int] | None = None,
 ) -> Schedule:
     """The schedule of a named algorithm. order: group positions in the order of rings.
@@ -98,7 +102,7 @@ def build(
         root=collective.root,
         pairs=collective.pairs,
     )
-    return _build(shape, algorithm, tuple(servers), None if order is None else tuple(order))
+    return _build(shape, algorithm, tuple(servers or ()), None if order is None else tuple(order))
 
 
 @lru_cache(maxsize=256)
@@ -123,31 +127,31 @@ def _places(servers: tuple[int, ...], order: tuple[int, ...] | None) -> np.ndarr
     return places[:, np.argsort(rank[places[0]])]
 
 
-def _policy(kind: str, nbytes: int, servers: Sequence[int]) -> Choice:
-    if len(servers) == 1:
+def _policy(collective: Collective, servers: Sequence[int] | None) -> Choice:
+    if collective.ranks == 1:
         return Choice("mesh", "one rank: nothing moves")
-    if kind == "permute":
+    if collective.kind == "permute":
         return Choice("mesh", "point to point: one round of direct transfers")
-    if kind == "all_to_all":
+    if collective.kind == "all_to_all":
         return Choice("mesh", "the vendor runs all_to_all on mesh")
-    sizes = _per_server(servers)
+    sizes = [1, 2] if servers is None else _per_server(servers)
     if len(sizes) == 1:
-        return _by_size(nbytes, "inside one server")
+        return _by_size(collective.nbytes, "inside one server")
     if max(sizes) == 1:
-        return _across(nbytes, len(servers))
+        return _across(collective.nbytes, len(sizes))
     if len(set(sizes)) > 1:
-        return Choice("ring", "servers hold different numbers of ranks: no hierarchy, flat ring")
-    intra, inter = _steps(kind, nbytes, servers)
+        return _by_size(collective.nbytes, "spread unevenly over servers, so flat")
+    intra, inter = _steps(collective, servers or ())
     name = f"hierarchical:{intra.algorithm}+{inter.algorithm}"
     where = f"{len(sizes)} servers with {sizes[0]} ranks each"
     return Choice(name, f"{where}; intra {intra.reason}; inter {inter.reason}")
 
 
-def _steps(kind: str, nbytes: int, servers: Sequence[int]) -> tuple[Choice, Choice]:
+def _steps(collective: Collective, servers: Sequence[int]) -> tuple[Choice, Choice]:
     """(intra, inter) of a hierarchy: across servers, each local index handles its share."""
     sizes = _per_server(servers)
-    share = nbytes if kind == "broadcast" else nbytes // max(sizes)
-    return _by_size(nbytes, "inside a server"), _across(share, len(sizes))
+    share = collective.nbytes // (1 if collective.kind == "broadcast" else max(sizes))
+    return _by_size(collective.nbytes, "inside a server"), _across(share, len(sizes))
 
 
 def _by_size(nbytes: int, where: str) -> Choice:
@@ -172,20 +176,15 @@ def _per_server(servers: Sequence[int]) -> list[int]:
     return np.unique(np.asarray(servers), return_counts=True)[1].tolist()
 
 
-def _layout(table: np.ndarray, fabric: Fabric) -> tuple[int, ...]:
-    """The server of each position, numbered by first appearance; all different if groups differ."""
+def _layout(table: np.ndarray, fabric: Fabric) -> tuple[int, ...] | None:
+    """The server of each position, numbered by first appearance; None if groups differ."""
     patterns = {_pattern(row) for row in fabric.rank_server[table]}
-    return patterns.pop() if len(patterns) == 1 else _uneven(table.shape[1])
+    return patterns.pop() if len(patterns) == 1 else None
 
 
 def _pattern(servers: np.ndarray) -> tuple[int, ...]:
     _, first, which = np.unique(servers, return_index=True, return_inverse=True)
     return tuple(np.argsort(np.argsort(first))[which].tolist())
-
-
-def _uneven(n: int) -> tuple[int, ...]:
-    """A layout that no hierarchy fits: all on server 0 but the last."""
-    return (0,) * (n - 1) + (1,) if n != 2 else (0, 1)
 
 
 def _check_name(kind: str, algorithm: str) -> None:
