@@ -97,8 +97,9 @@ def _erfc_positive(z: np.ndarray) -> np.ndarray:
 @_blocked
 def erfc(x: np.ndarray) -> np.ndarray:
     """The complementary error function."""
-    tail = _erfc_positive(np.abs(x))
-    return np.where(x < 0, 2 - tail, tail)
+    result = np.copysign(_erfc_positive(np.abs(x)), x)
+    result += 2 * np.signbit(x).astype(x.dtype)
+    return result
 
 
 @_blocked
@@ -118,7 +119,10 @@ def gelu(x: np.ndarray) -> np.ndarray:
     """x Phi(x) = x erfc(-x / sqrt 2) / 2, exact gelu."""
     tail = _erfc_positive(np.abs(x) * np.sqrt(0.5).astype(x.dtype))
     tail *= 0.5
-    return x * np.where(x > 0, 1 - tail, tail)
+    phi = np.invert(np.signbit(x)).astype(x.dtype)
+    phi -= np.copysign(tail, x)
+    phi *= x
+    return phi
 
 
 @_blocked

@@ -188,6 +188,19 @@ def test_select_and_clamp_broadcast_scalars() -> None:
     np.testing.assert_array_equal(chosen, x)
 
 
+@pytest.mark.parametrize("dtype", [*FLOATS, *FLOAT8[:1], *INTEGERS, np.dtype(bool)], ids=str)
+def test_large_select_is_that_of_where(dtype: np.dtype) -> None:
+    random = np.random.default_rng(0)
+    a, b = random.integers(0, 2, (2, 70, 90)).astype(dtype)
+    predicate = random.integers(0, 2, (70, 90)).astype(bool)
+    found = apply("select", predicate, a, b)
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found, np.where(predicate, a, b))
+    np.testing.assert_array_equal(
+        apply("select", predicate, a, b[:1]), np.where(predicate, a, b[:1])
+    )
+
+
 def test_plain_numbers_take_the_type_of_the_array() -> None:
     x = np.array([1, 2], BFLOAT16)
     assert apply("multiply", x, 0.5).dtype == BFLOAT16
