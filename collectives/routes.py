@@ -200,14 +200,14 @@ class Fabric:
         """
         sources, targets = np.asarray(sources, np.int64), np.asarray(targets, np.int64)
         a, b = self.rank_node[sources], self.rank_node[targets]
+        out, into = self._dma(self.dma_out, sources), self._dma(self.dma_in, targets)
         keys, which = np.unique(a * len(self.names) + b, return_inverse=True)
         try:
             paths = self.node_routes(keys // len(self.names), keys % len(self.names))
         except _Unreachable as error:
             raise self._unreachable_rank(error, a, b, sources, targets) from None
         every = np.arange(len(sources))
-        columns = [_present(every, self._dma(self.dma_out, sources))]
-        columns += [_expand(paths, which), _present(every, self._dma(self.dma_in, targets))]
+        columns = [_present(every, out), _expand(paths, which), _present(every, into)]
         return self._rows(len(sources), columns)
 
     def node_routes(self, sources: np.ndarray, targets: np.ndarray) -> Routes:
@@ -306,9 +306,10 @@ class Fabric:
 
     def _dma(self, table: np.ndarray, ranks: np.ndarray) -> np.ndarray:
         links = table[ranks]
-        dead = (links >= 0) & ~self.alive[links]
-        if dead.any():
-            rank = int(ranks[np.argmax(dead)])
+        real = np.flatnonzero(links >= 0)
+        dead = real[~self.alive[links[real]]]
+        if dead.size:
+            rank = int(ranks[dead[0]])
             raise TrnsimError(f"rank {rank} is unreachable: {self._where(rank)} has failed")
         return links
 
