@@ -19,6 +19,7 @@ from trnsim.device.ops.ir import Block, Module, Operation
 from trnsim.device.ops.kernel import NOTHING_RESIDENT, Cost, Kernel, Part, Residency
 from trnsim.device.ops.recognise import recognise
 from trnsim.device.ops.residency import plan_residency
+from trnsim.device.ops.simplify import simplify
 
 from .barriers import insert_barriers
 from .buffers import plan_buffers
@@ -54,7 +55,7 @@ def compile_program(
     `commit` lists (result index, argument index) pairs: training state that becomes the argument of
     the next step. Raises Unsupported for an operator that is not modelled.
     """
-    module = recognise(module)
+    module = simplify(recognise(module))
     compiler = _Compiler(module, chip, lnc, calls, fidelity)
     steps = compiler.block(module.body, module.body.returns)
     results = tuple(compiler.home.get(v, v) for v in module.body.returns)

@@ -186,14 +186,18 @@ class _CoreRun:
             unpack(*self.unpacked)
 
     def move(self, pairs: Sequence[tuple[int, int]]) -> None:
-        targets = {target for target, _ in pairs}
+        """All sources are read before any target is written: loops may swap what they carry."""
+        written = {self.address(target) for target, _ in pairs}
         values = [
-            self.arrays[source].copy() if source in targets else self.arrays[source]
+            self.arrays[source].copy() if self.address(source) in written else self.arrays[source]
             for _, source in pairs
         ]
         for (target, _), value in zip(pairs, values, strict=True):
             if self.core == 0 or len(set(self.program.buffers[target].offsets)) > 1:
                 self.arrays[target][...] = value
+
+    def address(self, value: int) -> int:
+        return self.program.buffers[value].offsets[self.core]
 
     def loop(self, step: While) -> Generator[Request, None, None]:
         trips = 0

@@ -64,7 +64,7 @@ class Machine:
                 core=index,
                 cores=self.lnc,
                 node=core.node,
-                chip=core.chip,
+                chip=core.node * self.instance.chips + core.chip,
                 physical=core.physical,
                 hbm_bytes=hbm_bytes,
             )

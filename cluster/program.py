@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trnsim.collectives.schedule import Block, Collective, Schedule
-from trnsim.device.ops import fuse
+from trnsim.device.ops import fuse, matmul
 from trnsim.device.ops.ir import Operation, TensorType
 from trnsim.device.ops.kernel import Cost, Kernel, Part, Residency
 
@@ -25,7 +25,7 @@ def _kinds(cls: type) -> Iterator[type]:
 
 
 assert fuse.fuse  # its import defines every kind of kernel
-for _class in (Collective, Schedule, Cost, Part, Residency, *_kinds(Kernel)):
+for _class in (Collective, Schedule, Cost, Part, Residency, matmul.Operand, *_kinds(Kernel)):
     wire.register(_class)
 wire.register(Block, "ScheduleBlock")  # `Block` is the operator program's
 

@@ -235,7 +235,7 @@ def test_different_order_is_a_mismatch(local):
 def test_a_rank_that_does_not_take_part_is_a_mismatch(runtime):
     with pytest.raises(
         CollectiveMismatch,
-        match=r"^rank 0 \(chip 0, physical core 0\) waits for rank 1 in round 0 of all_reduce"
+        match=r"^rank 0 \(chip 0, physical core 0, node 0\) waits for rank 1 in round 0 of all_reduce"
         r"\(add\) #1 of 16 B bf16 on \[0, 1\], but rank 1 has finished$",
     ):
         runtime(cores(2, lnc=1)).call("finished")
@@ -244,7 +244,7 @@ def test_a_rank_that_does_not_take_part_is_a_mismatch(runtime):
 def test_a_barrier_that_only_one_core_reaches_is_named(local):
     with pytest.raises(
         DeadlineExceeded,
-        match=r"^nothing moves: rank 0 \(chip 0, physical core 0\) waits at the barrier of its"
+        match=r"^nothing moves: rank 0 \(chip 0, physical core 0, node 0\) waits at the barrier of its"
         r" physical cores$",
     ):
         local.call("missing barrier")
@@ -270,7 +270,7 @@ def test_a_deadline_names_who_waits_for_whom_in_what(ray_runtime):
         opened.open(cores(2, lnc=1), program)
         with pytest.raises(
             DeadlineExceeded,
-            match=r"^rank 0 \(chip 0, physical core 0\) waits for rank 1 in round 0 of"
+            match=r"^rank 0 \(chip 0, physical core 0, node 0\) waits for rank 1 in round 0 of"
             r" all_reduce\(add\) #1 of 16 B bf16 on \[0, 1\], since 0\.3 s$",
         ):
             opened.call("absent")
@@ -282,7 +282,7 @@ def test_a_killed_process_is_named_and_takes_the_others_with_it(ray_runtime, cap
         handles = [os.pidfd_open(place["pid"]) for place in opened.places]
         with pytest.raises(
             CoreLost,
-            match=r"^rank 1 \(chip 0, physical core 3\) on node \S+, process \d+ is lost:"
+            match=r"^rank 1 \(chip 0, physical core 3, node 0\) on node \S+, process \d+ is lost:"
             r" its process ended unexpectedly \(killed, out of memory, or crashed\)$",
         ):
             opened.call("killed")

@@ -32,8 +32,8 @@ from ..arena import Arena
 class CoreAddress:
     """One physical core: core `core` of the `cores` that are logical core (rank) `rank`.
 
-    `chip` counts from 0 over the cluster, `physical` from 0 on the chip. `hbm_bytes` is the size of
-    the rank's arena.
+    `chip` counts from 0 over the cluster, `physical` from 0 on the chip; `node` is the simulated
+    instance. `hbm_bytes` is the size of the rank's arena.
     """
 
     rank: int
@@ -42,9 +42,11 @@ class CoreAddress:
     chip: int
     physical: int
     hbm_bytes: int
+    node: int = 0
 
     def __str__(self) -> str:
-        return f"rank {self.rank} (chip {self.chip}, physical core {self.physical})"
+        place = f"chip {self.chip}, physical core {self.physical}, node {self.node}"
+        return f"rank {self.rank} ({place})"
 
 
 @dataclass(slots=True)
