@@ -18,7 +18,7 @@ Axes = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A matmul operand in memory: (extent, element stride) of its batch, free and contracted axes."""
+    """A matmul operand in memory: (extent, element stride) of batch, free and contracted axes."""
 
     value: int
     batch: Axes
@@ -147,7 +147,8 @@ class MatmulKernel(Kernel):
     # ---- time ----
 
     def layout(self, value: int, part: Part) -> Layout | None:
-        if part.empty or part.axis == "columns":
+        aligned = self.batch == 1 or (part.axis == "batch" and self.m % 128 == 0)
+        if part.empty or part.axis == "columns" or not aligned:
             return None
         batch, rows, _ = self.share(part)
         if value == self.result:
@@ -195,8 +196,8 @@ def matmul_kernel(node: Node, operands: tuple[Strided, ...]) -> MatmulKernel:
     a = node.operation.attributes
     left = _operand(operands[0], a["lhs_batch"], a["lhs_contracting"])
     right = _operand(operands[1], a["rhs_batch"], a["rhs_contracting"])
-    size = {name: math.prod(e for e, _ in axes) for name, axes in (
-        ("batch", left.batch), ("m", left.free), ("n", right.free), ("k", left.contract))}  # fmt: skip
+    groups = {"batch": left.batch, "m": left.free, "n": right.free, "k": left.contract}
+    size = {name: math.prod(e for e, _ in axes) for name, axes in groups.items()}
     dtypes = [t.dtype for t in node.operand_types]
     types = {
         o.value: TensorType((_source_size(o),), d)

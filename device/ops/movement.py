@@ -106,8 +106,11 @@ def clip(
     new_to = slice(low + first * step, low + (last - 1) * step + 1, step)
     base = start[axis].start
     new_start = slice(base + first, base + last)
-    swap = (lambda box, s: (*box[:axis], s, *box[axis + 1 :]))  # fmt: skip
-    return swap(to, new_to), swap(start, new_start)
+    return _swapped(to, axis, new_to), _swapped(start, axis, new_start)
+
+
+def _swapped(box: tuple[slice, ...], axis: int, other: slice) -> tuple[slice, ...]:
+    return (*box[:axis], other, *box[axis + 1 :])
 
 
 def _everything(shape: Sequence[int]) -> tuple[slice, ...]:
@@ -133,7 +136,7 @@ def _pad(kernel: AssemblyKernel, starts: Sequence[int]) -> list[Piece]:
         kernel.operand_type(0).shape, a["low"], a["interior"], result, strict=True
     ):
         step = interior + 1
-        first = max(0, -(-(-low) // step))
+        first = max(0, -(low // step))
         last = min(extent, -(-(size - low) // step))
         if last <= first:
             return []

@@ -1,0 +1,420 @@
+"""The nest of a matmul kernel.
+
+Blocks of right's columns are the outer loop, tiles of 128 of left's rows the inner one. left's tile
+is stationary with K on partitions, right's block moves, sums collect in PSUM and leave through
+Vector and Scalar in turn. An operand whose K axis is the contiguous one in HBM is loaded with its
+other axis on partitions and transposed by the tensor engine, 128 x 128 at a time. If all of K does
+not fit beside the tiles, K is cut into blocks, and the blocks of right are loaded for every group
+of row tiles.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..isa.base import Instruction
+from ..isa.dma import DmaCopy
+from ..isa.scalar import Activation
+from ..isa.tensor import Matmul, Transpose
+from ..isa.vector import Copy
+from ..memory import Tensor, View
+from .matmul import Axes, MatmulKernel, Operand
+from .nest import Context, Loop, itemsize, once, tiles
+from .rowwise import boxes
+
+PE = 128
+BANK = 512
+RIGHT_BYTES = 36_000
+LEFT_BYTES = 20_000
+BLOCK_COLUMNS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """How one operand comes to have K on partitions."""
+
+    operand: Operand
+    dtype: str
+    compute: str
+
+    @property
+    def direct(self) -> bool:
+        """Whether it is loaded with K on partitions, not transposed on chip."""
+        _, free, contract = self.operand.merged
+        if not free or not contract or free[-1][1] == 1:
+            return True
+        return contract[-1][1] != 1
+
+    @property
+    def raw(self) -> str:
+        """The dtype in which it is loaded for a transpose."""
+        return self.dtype if itemsize(self.dtype) > 1 else "bf16"
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """Sizes of the blocks: columns of right, K, and row tiles that share a block of right."""
+
+    left: Side
+    right: Side
+    columns: int
+    depth: int
+    group: int
+    k: int
+    out: str
+
+    @staticmethod
+    def of(kernel: MatmulKernel) -> "Tiling":
+        """The tiling of a kernel."""
+        dtypes = [kernel.types[o.value].dtype for o in (kernel.left, kernel.right)]
+        compute = ["f32", "f32"] if "f32" in dtypes else dtypes
+        left = Side(kernel.left, dtypes[0], compute[0])
+        right = Side(kernel.right, dtypes[1], compute[1])
+        size = max(itemsize(c) for c in compute)
+        steps = -(-kernel.k // PE)
+        columns = min(kernel.n, BLOCK_COLUMNS, RIGHT_BYTES // (steps * size) // BANK * BANK)
+        if steps * PE * size <= LEFT_BYTES and columns >= min(kernel.n, BANK):
+            depth, group = steps, 1
+        else:
+            group = min(4, -(-kernel.m // PE))
+            depth = max(1, min(steps, LEFT_BYTES // (group * PE * size)))
+            columns = min(kernel.n, BANK)
+        return Tiling(
+            left, right, columns, depth, group, kernel.k, kernel.types[kernel.result].dtype
+        )
+
+    @property
+    def resident_right(self) -> bool:
+        """Whether a block of right holds all of K and serves every row tile."""
+        return self.depth * PE >= self.k
+
+    @property
+    def partition_bytes(self) -> int:
+        """Bytes per partition that the kernel's tiles take."""
+        left, right = itemsize(self.left.compute), itemsize(self.right.compute)
+        width = self.depth * PE
+        one = self.group * width * left + self.depth * self.columns * right
+        one += self.columns * itemsize(self.out) * self.group
+        if not self.left.direct:
+            one += width * itemsize(self.left.raw)
+        if not self.right.direct:
+            one += width * itemsize(self.right.raw)
+        return 2 * one
+
+
+def runs(axes: Axes, start: int, count: int) -> list[tuple[int, int, int, int]]:
+    """(position, offset, count, stride) of a range of merged axes: one entry per uniform run."""
+    if not axes:
+        return [(0, 0, count, 0)]
+    found, position = [], 0
+    for box in boxes([e for e, _ in axes], start, start + count):
+        outer = box[:-1]
+        strides = [s for _, s in axes[:-1]]
+        low, high = box[-1]
+        for point in _points(outer):
+            offset = sum(p * s for p, s in zip(point, strides, strict=True))
+            found.append((position, offset + low * axes[-1][1], high - low, axes[-1][1]))
+            position += high - low
+    return found
+
+
+def _points(box: tuple[tuple[int, int], ...]) -> Iterator[tuple[int, ...]]:
+    if not box:
+        yield ()
+        return
+    for i in range(*box[0]):
+        for rest in _points(box[1:]):
+            yield (i, *rest)
+
+
+def nest(kernel: MatmulKernel, context: Context) -> Loop:
+    """The loop over batches, blocks of columns and row tiles."""
+    return once(_Lowering(kernel, context).steps())
+
+
+class _Lowering:
+    def __init__(self, kernel: MatmulKernel, context: Context) -> None:
+        self.kernel, self.context = kernel, context
+        self.tiling = t = Tiling.of(kernel)
+        batch, rows, columns = kernel.share(context.part)
+        self.batches = range(batch.start, batch.stop)
+        self.blocks = tiles(columns.start, columns.stop, t.columns)
+        self.groups = tiles(rows.start, rows.stop, PE * t.group)
+        self.depths = tiles(0, kernel.k, PE * t.depth)
+        self.first_row = batch.start * kernel.m + rows.start
+        self._allocate()
+
+    def _allocate(self) -> None:
+        t, c = self.tiling, self.context
+        self.left = c.rotating((t.depth, t.group * PE), t.left.compute, "left")
+        self.right = c.rotating((t.depth, t.columns), t.right.compute, "right")
+        self.staged: list[Tensor] = []
+        if not c.stays(self.kernel.result):
+            self.staged = c.rotating((t.group, t.columns), t.out, "out")
+        width = t.depth * PE
+        gen2 = c.chip.generation < 3
+        self.raw: dict[str, list[Tensor]] = {}
+        self.turned: dict[str, list[Tensor]] = {}
+        for name, side in (("left", t.left), ("right", t.right)):
+            if side.direct:
+                continue
+            if name == "right" or self._left_held() is None:
+                self.raw[name] = c.rotating(width, side.raw, f"{name} rows")
+            kind = "f32" if gen2 else side.raw
+            self.turned[name] = [c.bank(BANK, kind, f"{name} turned") for _ in range(2)]
+        self.banks = [c.bank(BANK, "f32", "sum") for _ in range(4)]
+
+    def _left_held(self) -> Tensor | None:
+        value = self.kernel.left.value
+        if value not in self.context.residency.inside:
+            return None
+        found = self.context.resident.get(value)
+        return None if found is None else found[0]
+
+    # ---- loops ----
+
+    def steps(self) -> Iterator[Instruction | Loop]:
+        """The whole nest."""
+        yield Loop(len(self.batches), self._batch)
+
+    def _batch(self, b: int) -> Iterator[Loop]:
+        yield Loop(len(self.blocks), lambda j: self._block(b, j), lambda j: self.blocks[j][1])
+
+    def _block(self, b: int, j: int) -> Iterator[Instruction | Loop]:
+        turn = b * len(self.blocks) + j
+        if self.tiling.resident_right:
+            yield from self._load_right(b, j, 0, turn)
+        yield Loop(
+            len(self.groups), lambda g: self._group(b, j, g, turn), lambda g: self.groups[g][1]
+        )
+
+    def _group(self, b: int, j: int, g: int, turn: int) -> Iterator[Instruction | Loop]:
+        count = turn * len(self.groups) + g
+        yield Loop(
+            len(self.depths),
+            lambda d: self._depth(b, j, g, d, turn, count),
+            lambda d: (self.depths[d][1], d == 0),
+        )
+        yield from self._leave(b, j, g, count)
+
+    def _depth(
+        self, b: int, j: int, g: int, d: int, turn: int, count: int
+    ) -> Iterator[Instruction | Loop]:
+        index = count * len(self.depths) + d
+        yield from self._load_left(b, g, d, index)
+        right = self.right[turn % 2]
+        if not self.tiling.resident_right:
+            yield from self._load_right(b, j, d, index)
+            right = self.right[index % 2]
+        left = self.left[index % 2]
+        for i, (_, rows) in enumerate(self._row_tiles(g)):
+            for n, (at, width) in enumerate(tiles(0, self.blocks[j][1], BANK)):
+                bank = self._bank(count, i, n)[:rows, :width]
+                yield self._chain(bank, left, right, i, rows, at, width, d)
+                if len(self.depths) == 1:
+                    yield self._evacuate(bank, count, j, g, i, n, at, width)
+
+    def _row_tiles(self, g: int) -> list[tuple[int, int]]:
+        start, rows = self.groups[g]
+        return tiles(start, start + rows, PE)
+
+    def _bank(self, count: int, i: int, n: int) -> Tensor:
+        if self.tiling.group > 1 or len(self.depths) > 1:
+            return self.banks[i if self.tiling.group > 1 else count % 2]
+        return self.banks[2 * (count % 2) + n % 2]
+
+    def _chain(
+        self,
+        bank: View,
+        left: Tensor,
+        right: Tensor,
+        i: int,
+        rows: int,
+        at: int,
+        width: int,
+        d: int,
+    ) -> Loop:
+        """Sum over the K tiles of one block."""
+        pieces = tiles(0, self.depths[d][1], PE)
+
+        def step(k: int) -> Iterator[Instruction]:
+            deep = pieces[k][1]
+            yield Matmul(
+                bank,
+                left[:deep, k, i * PE : i * PE + rows],
+                right[:deep, k, at : at + width],
+                accumulate=k > 0 or d > 0,
+            )
+
+        return Loop(len(pieces), step, lambda k: pieces[k][1], rotation=1, steady=64)
+
+    # ---- results ----
+
+    def _leave(self, b: int, j: int, g: int, count: int) -> Iterator[Instruction]:
+        start, width = self.blocks[j]
+        for i, (row, rows) in enumerate(self._row_tiles(g)):
+            if len(self.depths) > 1:
+                bank = self._bank(count, i, 0)[:rows, :width]
+                yield self._evacuate(bank, count, j, g, i, i, 0, width)
+            if self.context.stays(self.kernel.result):
+                continue
+            source = self._place(count, j, g, i)[:rows, :width]
+            n = self.kernel.n
+            offset = ((self.batches[b]) * self.kernel.m + row) * n + start
+            target = self.context.hbm(self.kernel.result, (rows, width), (n, 1), offset)
+            yield DmaCopy(target, source)
+
+    def _place(self, count: int, j: int, g: int, i: int) -> View:
+        """[128, columns] where the results of a row tile are put in SBUF."""
+        held = self.context.resident.get(self.kernel.result)
+        if held is not None and self.kernel.result in self.context.residency.kept:
+            start, width = self.blocks[j]
+            tile = self._flat_tile(count, g, i)
+            return held[0][:, tile, start : start + width]
+        return self.staged[count % 2][:, i, :]
+
+    def _flat_tile(self, count: int, g: int, i: int) -> int:
+        per_batch = -(-(self.groups[-1][0] + self.groups[-1][1] - self.groups[0][0]) // PE)
+        b = count // (len(self.groups) * len(self.blocks))
+        return b * per_batch + g * self.tiling.group + i
+
+    def _evacuate(
+        self, bank: View, count: int, j: int, g: int, i: int, n: int, at: int, width: int
+    ) -> Instruction:
+        rows = bank.shape[0]
+        dst = self._place(count, j, g, i)[:rows, at : at + width]
+        return Copy(dst, bank) if n % 2 == 0 else Activation(dst, bank, "copy")
+
+    # ---- operands ----
+
+    def _load_right(self, b: int, j: int, d: int, index: int) -> Iterator[Instruction | Loop]:
+        start, width = self.blocks[j]
+        tile = self.right[index % 2]
+        yield from self._load("right", self.tiling.right, tile, b, d, start, width, index)
+
+    def _load_left(self, b: int, g: int, d: int, index: int) -> Iterator[Instruction | Loop]:
+        start, rows = self.groups[g]
+        tile = self.left[index % 2]
+        yield from self._load("left", self.tiling.left, tile, b, d, start, rows, index, g)
+
+    def _offset(self, side: Side, b: int) -> int:
+        batch, _, _ = side.operand.merged
+        return runs(batch, self.batches[b], 1)[0][1] if batch else 0
+
+    def _load(
+        self,
+        name: str,
+        side: Side,
+        tile: Tensor,
+        b: int,
+        d: int,
+        start: int,
+        count: int,
+        index: int,
+        g: int = 0,
+    ) -> Iterator[Instruction | Loop]:
+        """Fills tile[k, step, :count] with K block d of free range [start, start + count)."""
+        if side.direct:
+            yield from self._load_direct(side, tile, b, d, start, count)
+            return
+        pieces = tiles(start, start + count, PE)
+        yield Loop(
+            len(pieces),
+            lambda i: self._turn(name, side, tile, b, d, start, pieces[i], index, i, g),
+            lambda i: pieces[i][1],
+        )
+
+    def _load_direct(
+        self, side: Side, tile: Tensor, b: int, d: int, start: int, count: int
+    ) -> Iterator[Instruction]:
+        _, free, contract = side.operand.merged
+        base, (first, depth) = self._offset(side, b), self.depths[d]
+        value, whole = side.operand.value, depth // PE
+        plain = len(contract) == 1 and len(free) <= 1
+        if plain and whole > 1:
+            stride, inner = contract[0][1], free[0][1] if free else 1
+            offset = base + first * stride + start * (free[0][1] if free else 0)
+            source = self.context.hbm(
+                value, (PE, whole, count), (stride, PE * stride, inner), offset
+            )
+            yield DmaCopy(tile[:, :whole, :count], source)
+        else:
+            whole = 0
+        for k, (at, deep) in enumerate(tiles(first, first + depth, PE)):
+            if k >= whole:
+                target = tile[:deep, k, :count]
+                yield from self._copies(value, target, contract, at, free, start, base)
+
+    def _copies(
+        self, value: int, dst: View, down: Axes, at: int, across: Axes, start: int, base: int
+    ) -> Iterator[Instruction]:
+        """dst[p, f] from the element at range positions (at + p, start + f)."""
+        rows, columns = dst.shape
+        for p, p_offset, p_count, p_stride in runs(down, at, rows):
+            for f, f_offset, f_count, f_stride in runs(across, start, columns):
+                source = self.context.hbm(
+                    value, (p_count, f_count), (p_stride, f_stride or 1),
+                    base + p_offset + f_offset,
+                )  # fmt: skip
+                yield DmaCopy(dst[p : p + p_count, f : f + f_count], source)
+
+    def _turn(
+        self,
+        name: str,
+        side: Side,
+        tile: Tensor,
+        b: int,
+        d: int,
+        start: int,
+        piece: tuple[int, int],
+        index: int,
+        i: int,
+        g: int,
+    ) -> Iterator[Instruction | Loop]:
+        """128 rows loaded with K along them, transposed four steps at a time into `tile`."""
+        at, rows = piece
+        first, depth = self.depths[d]
+        held = self._left_held() if name == "left" else None
+        if held is not None:
+            t = self._flat_tile(index // len(self.depths), g, i)
+            raw = held[:rows, t, first : first + depth]
+        else:
+            _, free, contract = side.operand.merged
+            turn = (index * max(1, -(-self._widest(name) // PE)) + i) % 2
+            raw = self.raw[name][turn][:rows, :depth]
+            base = self._offset(side, b)
+            yield from self._copies(side.operand.value, raw, free, at, contract, first, base)
+        steps = tiles(0, depth, PE)
+        fours = [steps[k : k + 4] for k in range(0, len(steps), 4)]
+        position = at - start
+        yield Loop(
+            len(fours),
+            lambda q: self._turn_four(name, raw, tile, fours[q], q, position, rows),
+            lambda q: (len(fours[q]), fours[q][-1][1]),
+            steady=6,
+        )
+
+    def _widest(self, name: str) -> int:
+        return self.tiling.columns if name == "right" else self.tiling.group * PE
+
+    def _turn_four(
+        self,
+        name: str,
+        raw: View,
+        tile: Tensor,
+        steps: list[tuple[int, int]],
+        q: int,
+        position: int,
+        rows: int,
+    ) -> Iterator[Instruction]:
+        bank = self.turned[name][q % 2]
+        spread = bank.reshape(PE, BANK // PE, PE)
+        for s, (at, deep) in enumerate(steps):
+            yield Transpose(spread[:deep, s, :rows], raw[:, at : at + deep])
+        whole = sum(deep == PE for _, deep in steps)
+        if whole:
+            dst = tile[:, 4 * q : 4 * q + whole, position : position + rows]
+            yield Copy(dst, spread[:, :whole, :rows])
+        if whole < len(steps):
+            deep = steps[-1][1]
+            dst = tile[:deep, 4 * q + whole, position : position + rows]
+            yield Copy(dst, spread[:deep, whole, :rows])

@@ -1,0 +1,599 @@
+"""The nest of a rowwise kernel: tiles of 128 rows, loads, engine instructions, stores.
+
+Values are of four classes. Immediates are constants. Fixed values do not vary over rows: they are
+loaded or computed once, on all 128 partitions. Row values have one element per row ([P, 1]), wide
+values one per point ([P, columns]). Wide values are cut into column tiles unless full values depend
+on a reduction of their row.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..isa.base import Instruction
+from ..isa.dma import DmaCopy, DmaGather, DmaScatter
+from ..isa.gpsimd import PartitionReduce
+from ..isa.vector import Copy, Memset, TensorReduce, TensorTensor
+from ..memory import Tensor, View
+from .engines import Value, elementwise, iota
+from .ir import Operation
+from .nest import Context, Loop, itemsize, once, strided, tiles
+from .rowwise import RowwiseKernel
+
+COLUMNS = 2048
+FIXED_BYTES = 24_000
+SET_BYTES = 72_000
+ALIASES = ("broadcast_in_dim", "copy", "bitcast_convert")
+WIDE, ROW, FIXED, IMMEDIATE = "wide", "row", "fixed", "immediate"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Classes of the values, slots of the tiles, and the columns of a tile."""
+
+    kind: dict[int, str]
+    root: dict[int, int]
+    slot: dict[int, tuple[str, str, int]]
+    slots: tuple[tuple[str, str, int], ...]
+    columns: int
+    fixed_bytes: int
+    accumulators: int
+
+    @property
+    def partition_bytes(self) -> int:
+        """Bytes per partition that the kernel's tiles take."""
+        moving = sum(
+            itemsize(dtype) * (self.columns if kind == WIDE else 1) for kind, dtype, _ in self.slots
+        )
+        return 2 * moving + self.fixed_bytes + 8 * self.accumulators + 64
+
+
+def plan(kernel: RowwiseKernel) -> Plan:
+    """The kernel's plan (kept with the kernel)."""
+    known = kernel.__dict__.get("_plan")
+    if known is None:
+        known = kernel.__dict__["_plan"] = _make_plan(kernel)
+    return known
+
+
+def _varies(kernel: RowwiseKernel, value: int) -> tuple[bool, bool]:
+    flags = kernel.forms[value]
+    rows = any(f for f, a in zip(flags[:-1], kernel.axes[:-1], strict=True) if a > 1)
+    return rows, flags[-1] and kernel.columns > 1
+
+
+def _classes(kernel: RowwiseKernel, hoist: bool) -> dict[int, str]:
+    constants = {o.results[0] for o in kernel.operations if o.name == "constant"}
+    kinds = {}
+    for value in kernel.types:
+        rows, columns = _varies(kernel, value)
+        if value in constants:
+            kinds[value] = IMMEDIATE
+        elif columns and (rows or not hoist or kernel.rows == 1):
+            kinds[value] = WIDE
+        elif rows:
+            kinds[value] = ROW
+        else:
+            kinds[value] = FIXED
+    reduced = [o.results[0] for o in kernel.operations if o.name == "reduce"]
+    if kernel.rows == 1 and not kernel.total:
+        _demote(kernel, kinds, set(reduced))
+    return kinds
+
+
+def _demote(kernel: RowwiseKernel, kinds: dict[int, str], late: set[int]) -> None:
+    """With a single row, what follows a reduction is a row value, not a fixed one."""
+    for operation in kernel.operations:
+        result = operation.results[0]
+        if result in late or late.intersection(operation.operands):
+            late.add(result)
+            if kinds[result] == FIXED:
+                kinds[result] = ROW
+
+
+def _roots(kernel: RowwiseKernel) -> dict[int, int]:
+    root = {v: v for v in kernel.types}
+    for operation in kernel.operations:
+        if operation.name in ALIASES:
+            root[operation.results[0]] = root[operation.operands[0]]
+    return root
+
+
+def _make_plan(kernel: RowwiseKernel) -> Plan:
+    root = _roots(kernel)
+    kinds = _classes(kernel, hoist=True)
+    fixed = _fixed_bytes(kernel, kinds, root)
+    if fixed > FIXED_BYTES:
+        kinds = _classes(kernel, hoist=False)
+        fixed = _fixed_bytes(kernel, kinds, root)
+    for value, source in root.items():
+        kinds[value] = kinds[source]
+    slot, slots = _allocate(kernel, kinds, root)
+    width = sum(itemsize(dtype) for kind, dtype, _ in slots if kind == WIDE)
+    columns = kernel.columns
+    if not kernel.resident:
+        columns = min(columns, COLUMNS, max(64, SET_BYTES // max(width, 1)))
+        columns = -(-kernel.columns // -(-kernel.columns // columns))
+    reductions = sum(o.name == "reduce" for o in kernel.operations)
+    return Plan(kinds, root, slot, slots, columns, fixed, reductions)
+
+
+def _fixed_bytes(kernel: RowwiseKernel, kinds: dict[int, str], root: dict[int, int]) -> int:
+    total = 0
+    for value in {root[v] for v, kind in kinds.items() if kind == FIXED}:
+        width = kernel.columns if _varies(kernel, value)[1] else 1
+        total += -(-width * itemsize(kernel.types[value].dtype) // 4) * 4
+    return total
+
+
+def _allocate(
+    kernel: RowwiseKernel, kinds: dict[int, str], root: dict[int, int]
+) -> tuple[dict[int, tuple[str, str, int]], tuple[tuple[str, str, int], ...]]:
+    """Slots for loop values: a slot is taken again after its value's last use."""
+    last: dict[int, int] = {}
+    for i, operation in enumerate(kernel.operations):
+        for value in operation.operands:
+            last[root[value]] = i
+    end = len(kernel.operations)
+    if kernel.resident or kernel.columns <= COLUMNS:
+        pass
+    for value in kernel.outputs:
+        last[root[value]] = max(last.get(root[value], 0), _position(kernel, value))
+    slot: dict[int, tuple[str, str, int]] = {}
+    free: dict[tuple[str, str], list[int]] = {}
+    counts: dict[tuple[str, str], int] = {}
+
+    def take(value: int) -> None:
+        key = (kinds[value], kernel.types[value].dtype)
+        spare = free.setdefault(key, [])
+        if spare:
+            number = spare.pop(0)
+        else:
+            number = counts.get(key, 0)
+            counts[key] = number + 1
+        slot[value] = (*key, number)
+
+    for value in kernel.inputs:
+        if kinds[value] in (WIDE, ROW):
+            take(value)
+    for i, operation in enumerate(kernel.operations):
+        result = operation.results[0]
+        if root[result] == result and kinds[result] in (WIDE, ROW):
+            take(result)
+        ended = {root[v] for v in (*operation.operands, result)}
+        for value in ended:
+            if value in slot and last.get(value, end) == i and kinds[value] == WIDE:
+                kind, dtype, number = slot[value]
+                free[kind, dtype].append(number)
+    slots = tuple((*key, n) for key, count in counts.items() for n in range(count))
+    return slot, slots
+
+
+def _position(kernel: RowwiseKernel, value: int) -> int:
+    return next((i for i, o in enumerate(kernel.operations) if value in o.results), 0)
+
+
+# ---- the nest ------------------------------------------------------------------------------
+
+
+def nest(kernel: RowwiseKernel, context: Context) -> Loop:
+    """Prologue (fixed values), the loop over row tiles, and the end of total reductions."""
+    return once(_Lowering(kernel, context).steps())
+
+
+class _Lowering:
+    """Instructions of one kernel on one core."""
+
+    def __init__(self, kernel: RowwiseKernel, context: Context) -> None:
+        self.kernel, self.context, self.plan = kernel, context, plan(kernel)
+        self.constants = {
+            o.results[0]: o.attributes["value"].reshape(())
+            for o in kernel.operations
+            if o.name == "constant"
+        }
+        self.fixed: dict[int, Tensor] = {}
+        self.slots = {
+            s: context.rotating(self.plan.columns if s[0] == WIDE else 1, s[1], f"{s[0]}{s[2]}")
+            for s in self.plan.slots
+        }
+        self.tiles = tiles(context.part.start, context.part.stop, 128)
+        self.strips = tiles(0, kernel.columns, self.plan.columns)
+        self.accumulators: dict[int, Tensor] = {}
+        self.spares: dict[tuple[str, int], list[Tensor]] = {}
+        self._sort()
+
+    def _sort(self) -> None:
+        """Operators by phase: fixed; row values first; wide; row values of reductions; total."""
+        kinds, root = self.plan.kind, self.plan.root
+        late: set[int] = set()
+        self.early: list[Operation] = []
+        self.before: list[Operation] = []
+        self.wide: list[Operation] = []
+        self.after: list[Operation] = []
+        self.tail: list[Operation] = []
+        split = len(self.strips) > 1
+        for operation in self.kernel.operations:
+            result = operation.results[0]
+            if operation.name == "constant" or root[result] != result:
+                if late.intersection(operation.operands):
+                    late.add(result)
+                continue
+            depends = bool(late.intersection(operation.operands))
+            if operation.name == "reduce" or depends:
+                late.add(result)
+            if self.kernel.total and depends:
+                self.tail.append(operation)
+            elif operation.name == "reduce":
+                self.wide.append(operation)
+            elif kinds[result] == FIXED and not depends:
+                self.early.append(operation)
+            elif not split or kinds[result] == WIDE:
+                self.wide.append(operation)
+            else:
+                (self.after if depends else self.before).append(operation)
+
+    def steps(self) -> Iterator[Instruction | Loop]:
+        """The whole nest."""
+        yield from self._prologue()
+        yield Loop(len(self.tiles), self._tile, lambda t: self.tiles[t][1])
+        if self.kernel.total:
+            yield from self._finish()
+
+    # ---- prologue ----
+
+    def _prologue(self) -> Iterator[Instruction]:
+        kernel = self.kernel
+        for value in kernel.inputs:
+            if self.plan.kind[value] == FIXED:
+                yield self._load_fixed(value)
+        for operation in self.early:
+            result = operation.results[0]
+            tile = self._fixed_tile(result)
+            yield from self._operate(operation, tile[:], 128, 0, (0, tile.shape[1]), 0)
+        for operation in kernel.operations:
+            if operation.name == "reduce":
+                yield from self._start_accumulator(operation)
+        for value in kernel.outputs:
+            if not kernel.written(value, self.context.part):
+                continue
+            rows = any(f and a > 1 for f, a in
+                       zip(kernel.extents[value][:-1], kernel.axes[:-1], strict=True))  # fmt: skip
+            if self.plan.kind[value] in (FIXED, IMMEDIATE) and not rows and not self._late(value):
+                yield from self._store_fixed(value)
+
+    def _late(self, value: int) -> bool:
+        root = self.plan.root[value]
+        made = {o.results[0] for o in (*self.tail, *self.wide) if o.name == "reduce"}
+        return root in made or any(root in o.results for o in self.tail)
+
+    def _fixed_tile(self, value: int) -> Tensor:
+        width = self.kernel.columns if _varies(self.kernel, value)[1] else 1
+        dtype = self.kernel.types[value].dtype
+        self.fixed[value] = self.context.tile(width, dtype, f"fixed %{value}")
+        return self.fixed[value]
+
+    def _load_fixed(self, value: int) -> Instruction:
+        tile = self._fixed_tile(value)
+        width = tile.shape[1]
+        return DmaCopy(tile[:], self.context.hbm(value, (128, width), (0, 1)))
+
+    def _store_fixed(self, value: int) -> Iterator[Instruction]:
+        """An output without row axes: [1, C] or [1, 1], from the first partition."""
+        width = self.kernel.columns if self.kernel.extents[value][-1] else 1
+        source = self._operand(value, 1, 0, (0, width), 0)
+        view = yield from self._expanded(value, source, 1, width, 0)
+        yield DmaCopy(self.context.hbm(value, (1, width), (width, 1)), view)
+
+    def _start_accumulator(self, operation: Operation) -> Iterator[Instruction]:
+        if not self.kernel.total and len(self.strips) == 1:
+            return
+        result = operation.results[0]
+        dtype = _wide(self.kernel.types[result].dtype)
+        tile = self.accumulators[result] = self.context.tile(1, dtype, f"total %{result}")
+        yield Memset(tile[:], _identity(operation.attributes["reduction"], dtype))
+
+    # ---- one tile of rows ----
+
+    def _tile(self, t: int) -> Iterator[Instruction | Loop]:
+        start, rows = self.tiles[t]
+        for value in self.kernel.inputs:
+            if self.plan.kind[value] == ROW:
+                yield from self._load(value, t, 0)
+        if len(self.strips) == 1:
+            yield from self._strip(t, 0, t)
+            return
+        for operation in self.before:
+            yield from self._compute(operation, t, 0, t)
+        if not self.kernel.total:
+            for result, tile in self.accumulators.items():
+                yield Memset(tile[:rows], self._start_of(result))
+        yield Loop(
+            len(self.strips), lambda c: self._strip(t, c, c), lambda c: self.strips[c][1]
+        )  # fmt: skip
+        if not self.kernel.total:
+            for operation in self.wide:
+                if operation.name == "reduce":
+                    yield from self._close(operation, t)
+        for operation in self.after:
+            yield from self._compute(operation, t, 0, t)
+            yield from self._stores(operation.results[0], t, 0, t)
+
+    def _start_of(self, result: int) -> float | int:
+        operation = next(o for o in self.wide if o.results[0] == result)
+        return _identity(operation.attributes["reduction"], self.accumulators[result].dtype)
+
+    def _close(self, operation: Operation, t: int) -> Iterator[Instruction]:
+        """Rounds a row's accumulated reduction to its dtype."""
+        result, rows = operation.results[0], self.tiles[t][1]
+        yield Copy(self._view(result, t, 0, t), self.accumulators[result][:rows])
+        yield from self._stores(result, t, 0, t)
+
+    def _strip(self, t: int, c: int, turn: int) -> Iterator[Instruction]:
+        """One column tile of one row tile; `turn` picks the set of wide tiles."""
+        for value in self.kernel.inputs:
+            if self.plan.kind[value] == WIDE:
+                yield from self._load(value, t, c, turn)
+                yield from self._stores(value, t, c, turn)
+            elif self.plan.kind[value] == ROW and c == 0:
+                yield from self._stores(value, t, c, turn)
+        for value in self.kernel.outputs:
+            if self.plan.kind[value] in (FIXED, IMMEDIATE) and not self._late(value):
+                yield from self._store_rows(value, t, c, turn)
+        for operation in self.wide:
+            yield from self._compute(operation, t, c, turn)
+            if operation.name != "reduce" or len(self.strips) == 1:
+                yield from self._stores(operation.results[0], t, c, turn)
+
+    def _compute(self, operation: Operation, t: int, c: int, turn: int) -> Iterator[Instruction]:
+        result, rows = operation.results[0], self.tiles[t][1]
+        if operation.name == "reduce":
+            yield from self._reduce(operation, t, c, turn)
+            return
+        dst = self._view(result, t, c, turn)
+        yield from self._operate(operation, dst, rows, t, self.strips[c], turn)
+
+    def _operate(
+        self,
+        operation: Operation,
+        dst: View,
+        rows: int,
+        t: int,
+        strip: tuple[int, int],
+        turn: int,
+    ) -> Iterator[Instruction]:
+        if operation.name == "iota":
+            yield from self._iota(operation, dst, t, strip)
+            return
+        operands = [self._operand(v, rows, t, strip, turn) for v in operation.operands]
+        yield from elementwise(operation, dst, operands, self._scratch, self.context.chip)
+
+    def _scratch(self, dtype: str, width: int, number: int = 0) -> Tensor:
+        """[128, width] for values between the instructions of one operator."""
+        pool = self.spares.setdefault((dtype, width), [])
+        while len(pool) <= number:
+            pool.append(self.context.tile(width, dtype, "scratch"))
+        return pool[number]
+
+    def _iota(
+        self, operation: Operation, dst: View, t: int, strip: tuple[int, int]
+    ) -> Iterator[Instruction]:
+        flags = self.kernel.forms[operation.results[0]]
+        axes = self.kernel.axes
+        period = math.prod(a for f, a in zip(flags[:-1], axes[:-1], strict=True) if f)
+        behind = 0
+        for d in range(len(axes) - 1):
+            if flags[d] and axes[d] > 1:
+                behind = math.prod(axes[d + 1 : -1])
+        column = 1 if flags[-1] else 0
+        scale = axes[-1] if flags[-1] else 1
+        start = self.tiles[t][0] if behind else 0
+        yield from iota(
+            dst, start, max(behind, 1), period, scale, column, strip[0], self._scratch
+        )  # fmt: skip
+
+    # ---- reductions ----
+
+    def _reduce(self, operation: Operation, t: int, c: int, turn: int) -> Iterator[Instruction]:
+        result, rows = operation.results[0], self.tiles[t][1]
+        reduction, source = operation.attributes["reduction"], operation.operands[0]
+        width = self.strips[c][1]
+        value = self._operand(source, rows, t, self.strips[c], turn)
+        view = yield from self._expanded(source, value, rows, width, turn)
+        accumulator = self.accumulators.get(result)
+        if accumulator is None:
+            yield TensorReduce(self._view(result, t, c, turn), view, reduction)
+            return
+        piece = self._scratch(accumulator.dtype, 1, turn % 2)[:rows]
+        yield TensorReduce(piece, view, reduction)
+        total = accumulator[:rows]
+        joined = {"minimum": "minimum", "maximum": "maximum"}.get(reduction, reduction)
+        engine = "gpsimd" if accumulator.dtype in ("i32", "ui32") else "vector"
+        yield TensorTensor(total, total, piece, joined, engine=engine)
+
+    def _finish(self) -> Iterator[Instruction]:
+        """Joins the partitions of total reductions, then computes what follows on one element."""
+        scalars: dict[int, View] = {}
+        for operation in self.wide:
+            if operation.name != "reduce":
+                continue
+            result = operation.results[0]
+            wide = self.accumulators[result]
+            single = self._scratch(wide.dtype, 1, 2 + len(scalars))[:1]
+            yield PartitionReduce(single, wide[:], operation.attributes["reduction"])
+            rounded = self.context.tile(1, self.kernel.types[result].dtype, f"%{result}")[:1]
+            yield Copy(rounded, single)
+            scalars[result] = rounded
+        for operation in self.tail:
+            result = operation.results[0]
+            dst = self.context.tile(1, self.kernel.types[result].dtype, f"%{result}")[:1]
+            operands = [self._scalar(v, scalars) for v in operation.operands]
+            yield from elementwise(operation, dst, operands, self._scratch, self.context.chip)
+            scalars[result] = dst
+        for value in self.kernel.outputs:
+            if self._late(value):
+                view = scalars[self.plan.root[value]]
+                yield DmaCopy(self.context.hbm(value, (1, 1), (1, 1)), view)
+
+    def _scalar(self, value: int, scalars: dict[int, View]) -> Value:
+        root = self.plan.root[value]
+        return scalars[root] if root in scalars else self._operand(value, 1, 0, (0, 1), 0)
+
+    # ---- where values are ----
+
+    def _tile_of(self, root: int, turn: int) -> Tensor:
+        return self.slots[self.plan.slot[root]][turn % 2]
+
+    def _view(self, value: int, t: int, c: int, turn: int) -> View:
+        """The value's tile for rows of tile t and columns of strip c."""
+        root, rows = self.plan.root[value], self.tiles[t][1]
+        held = self._held(value)
+        if held is not None:
+            start, width = self.strips[c]
+            return held[:rows, t, start : start + width]
+        if self.plan.kind[root] == ROW:
+            return self._tile_of(root, t)[:rows]
+        return self._tile_of(root, turn)[:rows, : self.strips[c][1]]
+
+    def _held(self, value: int) -> Tensor | None:
+        """The resident tensor that a value is computed into or read from."""
+        root = self.plan.root[value]
+        for v in (value, root):
+            found = self.context.resident.get(v)
+            if found is not None and self.plan.kind[root] == WIDE:
+                return found[0]
+        return None
+
+    def _operand(self, value: int, rows: int, t: int, strip: tuple[int, int], turn: int) -> Value:
+        """A view or a number."""
+        root = self.plan.root[value]
+        dtype = self.kernel.types[value].dtype
+        if root in self.constants:
+            constant = self.constants[root]
+            return constant.view(self.kernel.types[value].numpy) if dtype != (
+                self.kernel.types[root].dtype) else constant  # fmt: skip
+        if self.plan.kind[root] == FIXED:
+            tile = self.fixed[root]
+            view = tile[:rows] if tile.shape[1] == 1 else tile[:rows, strip[0] : sum(strip)]
+        elif self.plan.kind[root] == ROW:
+            view = self._tile_of(root, t)[:rows]
+        else:
+            held = self._held(value)
+            view = (
+                self._tile_of(root, turn)[:rows, : strip[1]]
+                if held is None
+                else held[:rows, t, strip[0] : sum(strip)]
+            )
+        return view if view.dtype == dtype else view.bitcast(dtype)
+
+    def _expanded(
+        self, value: int, source: Value, rows: int, width: int, turn: int
+    ) -> Iterator[Instruction]:
+        """The operand as a full view: immediates and columns written out in a tile."""
+        if isinstance(source, View) and source.shape == (rows, width):
+            return source
+        dtype = self.kernel.types[value].dtype
+        tile = self._scratch(dtype, width, 4 + turn % 2)[:rows, :width]
+        if isinstance(source, View):
+            yield Copy(tile, source.broadcast(rows, width))
+        else:
+            yield Memset(tile, source.item() if isinstance(source, np.ndarray) else source)
+        return tile
+
+    # ---- loads and stores ----
+
+    def _rows_of(self, value: int, t: int) -> tuple[int, int, int] | np.ndarray:
+        """Where the tile's rows of a value lie: (first, step, number) or row numbers."""
+        start, rows = self.tiles[t]
+        numbers = row_numbers(self.kernel, value, start, start + rows)
+        step = int(numbers[1] - numbers[0]) if rows > 1 else 1
+        if rows == 1 or (np.diff(numbers) == step).all():
+            if step >= 0:
+                return int(numbers[0]), step, rows
+        return numbers
+
+    def _load(self, value: int, t: int, c: int, turn: int = 0) -> Iterator[Instruction]:
+        if value in self.context.residency.inside:
+            return
+        root = self.plan.root[value]
+        rows = self.tiles[t][1]
+        wide = self.plan.kind[value] == WIDE
+        start, width = self.strips[c] if wide else (0, 1)
+        total = self.kernel.columns if self.kernel.extents[value][-1] else 1
+        dst = self._tile_of(root, turn if wide else t)[:rows, :width]
+        where = self._rows_of(value, t)
+        if isinstance(where, tuple):
+            first, step, _ = where
+            source = self.context.hbm(
+                value, (rows, width), (step * total, 1), first * total + start
+            )
+            yield DmaCopy(dst, source)
+            return
+        index = self.context.table(where.astype(np.int32), "rows")
+        table = self.context.hbm(
+            value, (self.kernel.types[value].size // total, width), (total, 1), start
+        )
+        yield DmaGather(dst, table, strided(index, (rows, 1), (1, 1)))
+
+    def _stores(self, root: int, t: int, c: int, turn: int) -> Iterator[Instruction]:
+        """Stores of every output that `root`'s tile holds."""
+        for value in self.kernel.outputs:
+            if self.plan.root[value] == root:
+                yield from self._store_rows(value, t, c, turn)
+
+    def _store_rows(self, value: int, t: int, c: int, turn: int) -> Iterator[Instruction]:
+        kernel, rows = self.kernel, self.tiles[t][1]
+        flags = kernel.extents[value]
+        has_rows = any(f and a > 1 for f, a in zip(flags[:-1], kernel.axes[:-1], strict=True))
+        if kernel.total and self._late(value) or self.context.stays(value):
+            return
+        if not has_rows and self.plan.kind[value] in (FIXED, IMMEDIATE):
+            return
+        if not has_rows and kernel.rows > 1:
+            return
+        start, width = self.strips[c] if flags[-1] else (0, 1)
+        if not flags[-1] and c > 0:
+            return
+        total = kernel.columns if flags[-1] else 1
+        source = self._operand(value, rows, t, (start, width), turn)
+        view = yield from self._expanded(value, source, rows, width, turn)
+        where = self._rows_of(value, t)
+        if isinstance(where, tuple) and (where[1] or rows == 1):
+            first, step, _ = where
+            target = self.context.hbm(
+                value, (rows, width), (step * total, 1), first * total + start
+            )
+            yield DmaCopy(target, view)
+            return
+        numbers = row_numbers(kernel, value, self.tiles[t][0], sum(self.tiles[t]))
+        index = self.context.table(numbers.astype(np.int32), "rows")
+        table = self.context.hbm(
+            value, (kernel.types[value].size // total, width), (total, 1), start
+        )
+        yield DmaScatter(table, view, strided(index, (rows, 1), (1, 1)))
+
+
+def row_numbers(kernel: RowwiseKernel, value: int, start: int, stop: int) -> np.ndarray:
+    """Which row of the value's own [rows, width] array each row of the kernel reads."""
+    numbers, rest, scale = np.zeros(stop - start, np.int64), np.arange(start, stop), 1
+    for extent, varies in zip(
+        reversed(kernel.axes[:-1]), reversed(kernel.extents[value][:-1]), strict=True
+    ):
+        if varies:
+            numbers += rest % extent * scale
+            scale *= extent
+        rest = rest // extent
+    return numbers
+
+
+def _wide(dtype: str) -> str:
+    """The dtype in which a reduction accumulates."""
+    return "f32" if dtype.startswith(("f", "bf")) else dtype
+
+
+def _identity(reduction: str, dtype: str) -> float | int:
+    from ..arithmetic import IDENTITY
+    from ..dtypes import numpy_dtype
+
+    return IDENTITY[reduction](numpy_dtype(dtype)).item()
