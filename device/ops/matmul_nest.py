@@ -17,9 +17,9 @@ from ..isa.scalar import Activation
 from ..isa.tensor import Matmul, Transpose
 from ..isa.vector import Copy
 from ..memory import Tensor, View
-from .matmul import Axes, MatmulKernel, Operand
+from .axes import copies, runs
+from .matmul import MatmulKernel, Operand
 from .nest import Context, Loop, itemsize, once, tiles
-from .rowwise import boxes
 
 PE = 128
 BANK = 512
@@ -99,31 +99,6 @@ class Tiling:
         if not self.right.direct:
             one += width * itemsize(self.right.raw)
         return 2 * one
-
-
-def runs(axes: Axes, start: int, count: int) -> list[tuple[int, int, int, int]]:
-    """(position, offset, count, stride) of a range of merged axes: one entry per uniform run."""
-    if not axes:
-        return [(0, 0, count, 0)]
-    found, position = [], 0
-    for box in boxes([e for e, _ in axes], start, start + count):
-        outer = box[:-1]
-        strides = [s for _, s in axes[:-1]]
-        low, high = box[-1]
-        for point in _points(outer):
-            offset = sum(p * s for p, s in zip(point, strides, strict=True))
-            found.append((position, offset + low * axes[-1][1], high - low, axes[-1][1]))
-            position += high - low
-    return found
-
-
-def _points(box: tuple[tuple[int, int], ...]) -> Iterator[tuple[int, ...]]:
-    if not box:
-        yield ()
-        return
-    for i in range(*box[0]):
-        for rest in _points(box[1:]):
-            yield (i, *rest)
 
 
 def nest(kernel: MatmulKernel, context: Context) -> Loop:
@@ -342,20 +317,7 @@ class _Lowering:
         for k, (at, deep) in enumerate(tiles(first, first + depth, PE)):
             if k >= whole:
                 target = tile[:deep, k, :count]
-                yield from self._copies(value, target, contract, at, free, start, base)
-
-    def _copies(
-        self, value: int, dst: View, down: Axes, at: int, across: Axes, start: int, base: int
-    ) -> Iterator[Instruction]:
-        """dst[p, f] from the element at range positions (at + p, start + f)."""
-        rows, columns = dst.shape
-        for p, p_offset, p_count, p_stride in runs(down, at, rows):
-            for f, f_offset, f_count, f_stride in runs(across, start, columns):
-                source = self.context.hbm(
-                    value, (p_count, f_count), (p_stride, f_stride or 1),
-                    base + p_offset + f_offset,
-                )  # fmt: skip
-                yield DmaCopy(dst[p : p + p_count, f : f + f_count], source)
+                yield from copies(self.context, value, target, contract, at, free, start, base)
 
     def _turn(
         self,
@@ -382,7 +344,8 @@ class _Lowering:
             turn = (index * max(1, -(-self._widest(name) // PE)) + i) % 2
             raw = self.raw[name][turn][:rows, :depth]
             base = self._offset(side, b)
-            yield from self._copies(side.operand.value, raw, free, at, contract, first, base)
+            value = side.operand.value
+            yield from copies(self.context, value, raw, free, at, contract, first, base)
         steps = tiles(0, depth, PE)
         fours = [steps[k : k + 4] for k in range(0, len(steps), 4)]
         position = at - start

@@ -168,7 +168,12 @@ class UpdateKernel(AssemblyKernel):
     in_place: bool = False
 
     def part(self, core: int, cores: int) -> Part:
-        return whole(self.extent, core, cores) if self.in_place else super().part(core, cores)
+        """Split only along an axis that the update covers, where its start is always zero."""
+        axis, shapes = self.split_axis, (self.operand_type(0).shape, self.operand_type(1).shape)
+        covered = bool(shapes[0]) and shapes[0][axis] == shapes[1][axis]
+        if self.in_place or not covered:
+            return whole(self.extent, core, cores)
+        return super().part(core, cores)
 
     def pieces(self, starts: Sequence[int] = ()) -> list[Piece]:
         return super().pieces(starts)[1:] if self.in_place else super().pieces(starts)

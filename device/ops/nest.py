@@ -37,8 +37,8 @@ class Loop:
     """`count` iterations; `body(i)` gives the instructions and inner loops of the i-th.
 
     Iterations with equal `alike(i)` are the same instructions on other addresses: they cost the
-    same. Tiles may alternate with i modulo `rotation`. `steady` equal periods in a row make the loop
-    steady: a loop on few engines needs more of them, for what it waits for may still be on its way.
+    same. Tiles may alternate with i modulo `rotation`. `steady` equal periods in a row make the
+    loop steady: one on few engines needs more, for what it waits for may still be on its way.
     """
 
     count: int

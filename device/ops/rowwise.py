@@ -5,7 +5,7 @@ the axes: `extents` (what its array spans) and `forms` (along which axes it real
 """
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from .. import arithmetic
 from . import pattern as pt
+from .axes import Box, boxes
 from .group import Group, Node, reducer
 from .ir import Operation, TensorType
 from .kernel import Kernel, Layout, Part, split, whole
@@ -26,28 +27,6 @@ _DIRECT: dict[str, np.ufunc] = {
     "maximum": np.maximum, "minimum": np.minimum, "exponential": np.exp, "tanh": np.tanh,
     "sqrt": np.sqrt, "negate": np.negative, "abs": np.abs, "log": np.log,
 }  # fmt: skip
-Box = tuple[tuple[int, int], ...]
-
-
-def boxes(axes: Sequence[int], start: int, stop: int) -> Iterator[Box]:
-    """The row-major range [start, stop) of `axes` as boxes of (start, stop) per axis."""
-    if stop <= start:
-        return
-    if len(axes) <= 1:
-        yield ((start, stop),) if axes else ()
-        return
-    inner = math.prod(axes[1:])
-    first, last = start // inner, stop // inner
-    if first == last or (start % inner and first + 1 > last):
-        yield from (((first, first + 1), *b) for b in boxes(axes[1:], start % inner, stop % inner))
-        return
-    if start % inner:
-        yield from (((first, first + 1), *b) for b in boxes(axes[1:], start % inner, inner))
-        first += 1
-    if last > first:
-        yield ((first, last), *((0, extent) for extent in axes[1:]))
-    if stop % inner:
-        yield from (((last, last + 1), *b) for b in boxes(axes[1:], 0, stop % inner))
 
 
 def choose_columns(n: int, last: int) -> int:
