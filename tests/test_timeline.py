@@ -11,13 +11,18 @@ from trnsim.device.memory import Memory, View
 from trnsim.device.timeline import Timeline
 
 TRN2 = load_chip("trn2")
-LATENCIES = dict(
-    semaphore_ps=3, dma_semaphore_ps=7, dma_start_ps=20, latency_ps={"vector": 10, "tensor": 5}
-)
+SEMAPHORE, DMA_SEMAPHORE, DMA_START = 3, 7, 20
+LATENCY = {"vector": 10, "tensor": 5}
 
 
-def timeline(**changes) -> Timeline:
-    return Timeline(record=True, **(LATENCIES | changes))
+def timeline(dma_start_ps: int = DMA_START) -> Timeline:
+    return Timeline(
+        semaphore_ps=SEMAPHORE,
+        dma_semaphore_ps=DMA_SEMAPHORE,
+        dma_start_ps=dma_start_ps,
+        latency_ps=LATENCY,
+        record=True,
+    )
 
 
 def tiles(count: int, space: str = "sbuf") -> list[View]:
@@ -191,16 +196,15 @@ def test_latencies_of_a_chip():
 
 def by_the_rules(program, t: Timeline) -> list[tuple[int, int]]:
     """Start and end from the rules: quadratic, DMA idle time picosecond by picosecond."""
-    latency = LATENCIES["latency_ps"]
     ran: list[tuple] = []
     taken: set[int] = set()
     for engine, duration, reads, writes, queue in program:
         dma = engine == "dma"
         start = 0
-        for other, _, their_reads, their_writes, their_queue, _, end in ran:
-            commit = end + latency.get(other, 0)
+        for other, _, their_reads, their_writes, _, _, end in ran:
+            commit = end + LATENCY.get(other, 0)
             alone = other == engine and not dma
-            signal = LATENCIES["dma_semaphore_ps" if other == "dma" else "semaphore_ps"]
+            signal = DMA_SEMAPHORE if other == "dma" else SEMAPHORE
             if any(a.overlaps(b) for a in reads for b in their_writes):
                 start = max(start, commit if alone else commit + signal)
             if not alone and any(a.overlaps(b) for a in writes for b in their_writes):
@@ -211,7 +215,7 @@ def by_the_rules(program, t: Timeline) -> list[tuple[int, int]]:
             start = max([start, *(r[6] for r in ran if r[0] == engine)])
             end = start + duration
         else:
-            start += LATENCIES["dma_start_ps"]
+            start += DMA_START
             start = max([start, *(r[6] for r in ran if r[0] == "dma" and r[4] == queue)])
             mine: list[int] = []
             moment = start

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..arithmetic import apply, compute_dtype, convert
+from ..arithmetic import apply, convert
 from ..chip import Chip
 from ..dtypes import is_float
 from ..errors import IllegalInstruction
@@ -154,11 +154,6 @@ def combine(op: str, a: np.ndarray, b: np.ndarray | float | int, out: np.dtype) 
     if direction is None:
         return apply(op, a, b, out=out)
     return convert(apply("compare", a, b, direction=direction), out)
-
-
-def computed(view: View) -> np.dtype:
-    """The dtype in which an engine computes with the values of a view."""
-    return compute_dtype(view.array.dtype)
 
 
 def is_integer_arithmetic(op: str, *dtypes: str) -> bool:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..arithmetic import apply, convert, reduce
+from ..arithmetic import apply, compute_dtype, convert, reduce
 from ..chip import Chip
+from ..dtypes import is_float
 from ..memory import ITEMSIZE, View
 from .base import (
     COMPARISONS,
@@ -17,7 +18,6 @@ from .base import (
     ON_CHIP,
     Instruction,
     combine,
-    computed,
     is_integer_arithmetic,
     lane_cycles,
 )
@@ -70,7 +70,7 @@ class TensorTensor(Instruction):
         self.check_same("b", self.b, "dst", self.dst)
         if self.a.space == self.b.space == "psum":
             raise self.illegal("a and b are both in psum; limit: one of them")
-        check_exact(self, self.op, self.a.dtype, self.b.dtype)
+        check_exact(self, self.op, self.a.dtype, self.b.dtype, self.dst.dtype)
         if self.op == "power" and self.engine != "gpsimd":
             raise self.illegal(f"op power runs on gpsimd, not on {self.engine}")
 
@@ -116,23 +116,22 @@ class TensorScalar(Instruction):
         self.check_place(chip, "src", self.src, spaces)
         self.check_same("src", self.src, "dst", self.dst)
         check_op(self, self.op0)
-        check_exact(self, self.op0, self.src.dtype)
+        check_exact(self, self.op0, self.src.dtype, self.dst.dtype)
         check_scalar(self, chip, "operand0", self.operand0, spaces)
         if (self.op1 is None) != (self.operand1 is None):
             raise self.illegal(f"op1 is {self.op1} and operand1 {self.operand1}: both or neither")
         if self.op1 is not None and self.operand1 is not None:
             check_op(self, self.op1)
-            check_exact(self, self.op1, self.src.dtype)
+            check_exact(self, self.op1, self.src.dtype, self.dst.dtype)
             check_scalar(self, chip, "operand1", self.operand1, spaces)
 
     def cycles(self, chip: Chip) -> int:
         return one_input_cycles(self, chip, self.src, self.dst)
 
     def execute(self) -> None:
-        src, dst = self.src.array, self.dst.array
-        middle = dst.dtype if self.op1 is None else computed(self.src)
-        if middle == np.bool_ and self.op1 is not None:
-            middle = _FLOAT32
+        dst = self.dst.array
+        src = _in_floats(self.src, self.dst, self.op0, self.operand0, self.operand1)
+        middle = dst.dtype if self.op1 is None else compute_dtype(src.dtype)
         value = _one_sided(self.op0, src, self.operand0, self.reverse0, middle)
         if self.op1 is not None and self.operand1 is not None:
             value = _one_sided(self.op1, value, self.operand1, self.reverse1, dst.dtype)
@@ -171,15 +170,16 @@ class ScalarTensorTensor(Instruction):
             raise self.illegal("src and other are both in psum; limit: one of them")
         for op in (self.op0, self.op1):
             check_op(self, op)
-            check_exact(self, op, self.src.dtype)
+            check_exact(self, op, self.src.dtype, self.dst.dtype)
         check_scalar(self, chip, "operand0", self.operand0, spaces)
 
     def cycles(self, chip: Chip) -> int:
         return two_input_cycles(self, chip, self.src, self.other, self.dst)
 
     def execute(self) -> None:
-        src, dst = self.src.array, self.dst.array
-        value = _one_sided(self.op0, src, self.operand0, self.reverse0, computed(self.src))
+        dst = self.dst.array
+        src = _in_floats(self.src, self.dst, self.op0, self.operand0)
+        value = _one_sided(self.op0, src, self.operand0, self.reverse0, compute_dtype(src.dtype))
         left, right = value, self.other.array
         if self.reverse1:
             left, right = right, left
@@ -341,7 +341,9 @@ class TensorReduce(Instruction):
         src, dst = self.src.array, self.dst.array
         count = self.axes or src.ndim - 1
         axis = tuple(range(src.ndim - count, src.ndim))
-        value = reduce(self.op, src, axis, out=computed(self.src) if self.negate else dst.dtype)
+        value = reduce(
+            self.op, src, axis, out=compute_dtype(src.dtype) if self.negate else dst.dtype
+        )
         if self.negate:
             value = apply("negate", value, out=dst.dtype)
         dst[...] = np.asarray(value).reshape(dst.shape)
@@ -452,6 +454,21 @@ def two_input_cycles(instruction: Instruction, chip: Chip, a: View, b: View, dst
     elif a.dtype in HALVES and b.dtype in HALVES and dst.dtype in HALVES:
         elements = elements / chip.vector_tensor_tensor_fast_factor
     return lane_cycles(chip, elements, a, b, dst)
+
+
+def _in_floats(src: View, dst: View, op: str, *operands: Scalar | None) -> np.ndarray:
+    """The source's values, integers as float32 if the result or an operand is a float.
+
+    Booleans stay as they are only for the bitwise operators.
+    """
+    array = src.array
+    if is_float(src.dtype):
+        return array
+    floats = is_float(dst.dtype) or (src.dtype == "i1" and op not in ("and", "or", "xor"))
+    for operand in operands:
+        dtype = operand.dtype if isinstance(operand, View) else None
+        floats |= isinstance(operand, float) if dtype is None else is_float(dtype)
+    return convert(array, _FLOAT32) if floats else array
 
 
 def _one_sided(
