@@ -7,7 +7,10 @@ NamedShardings (column- and row-parallel over `tp`), batches are split over `dp`
 collectives. A mesh without `dp` or `tp` works too. Options are set with `--set layers=4`.
 """
 
+import math
 from collections.abc import Iterator
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +43,10 @@ def training(
     compute = {"f32": jnp.float32, "bf16": jnp.bfloat16}[dtype]
 
     def state() -> Tree:
-        weights = place(initial_weights(layers, width, heads, context), mesh)
-        zeros = {name: np.zeros(w.shape, np.float32) for name, w in weights.items()}
+        weights = initial_weights(layers, width, heads, context)
+        zeros = jax.tree.map(jnp.zeros_like, weights)
         return {
-            "weights": weights,
+            "weights": place(weights, mesh),
             "mean": place(zeros, mesh),
             "square": place(zeros, mesh),
             "count": jax.device_put(np.float32(0), sharding(mesh)),
@@ -76,37 +79,42 @@ SHARDED_AXIS = {  # of a weight, by the end of its name: the axis that is split 
 }  # fmt: skip
 
 
-def initial_weights(layers: int, width: int, heads: int, context: int) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(0)
-
-    def normal(*shape: int, scale: float = 0.02) -> np.ndarray:
-        return rng.normal(scale=scale, size=shape).astype(np.float32)
-
-    def ones(*shape: int) -> np.ndarray:
-        return np.ones(shape, np.float32)
-
-    def zeros(*shape: int) -> np.ndarray:
-        return np.zeros(shape, np.float32)
-
-    head = width // heads
-    weights = {"embed": normal(256, width), "position": normal(context, width)}
+def weight_shapes(layers: int, width: int, heads: int, context: int) -> dict[str, tuple[int, ...]]:
+    shapes = {"embed": (256, width), "position": (context, width)}
     for i in range(layers):
-        weights |= {
-            f"{i}.norm1": ones(width),
-            f"{i}.query": normal(width, heads, head),
-            f"{i}.key": normal(width, heads, head),
-            f"{i}.value": normal(width, heads, head),
-            f"{i}.project": normal(heads, head, width),
-            f"{i}.norm2": ones(width),
-            f"{i}.up": normal(width, 4 * width),
-            f"{i}.up_bias": zeros(4 * width),
-            f"{i}.down": normal(4 * width, width),
-            f"{i}.down_bias": zeros(width),
+        shapes |= {
+            f"{i}.norm1": (width,),
+            f"{i}.query": (width, heads, width // heads),
+            f"{i}.key": (width, heads, width // heads),
+            f"{i}.value": (width, heads, width // heads),
+            f"{i}.project": (heads, width // heads, width),
+            f"{i}.norm2": (width,),
+            f"{i}.up": (width, 4 * width),
+            f"{i}.up_bias": (4 * width,),
+            f"{i}.down": (4 * width, width),
+            f"{i}.down_bias": (width,),
         }
-    return weights | {"norm": ones(width), "unembed": normal(width, 256)}
+    return shapes | {"norm": (width,), "unembed": (width, 256)}
 
 
-def place(weights: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def initial_weights(layers: int, width: int, heads: int, context: int) -> dict[str, jax.Array]:
+    """Ones for norms, zeros for biases, and parts of one normal draw (quicker to compile)."""
+    shapes = weight_shapes(layers, width, heads, context)
+    weights = {}
+    sizes = [math.prod(shape) for shape in shapes.values()]
+    draw = 0.02 * jax.random.normal(jax.random.key(0), (sum(sizes),))
+    for (name, shape), start in zip(shapes.items(), accumulate(sizes, initial=0), strict=False):
+        if "norm" in name:
+            weights[name] = jnp.ones(shape)
+        elif "bias" in name:
+            weights[name] = jnp.zeros(shape)
+        else:
+            weights[name] = draw[start : start + math.prod(shape)].reshape(shape)
+    return weights
+
+
+def place(weights: dict[str, jax.Array], mesh: Mesh) -> dict[str, jax.Array]:
     def axes(name: str, rank: int) -> list[str | None]:
         split = SHARDED_AXIS.get(name.rpartition(".")[2])
         return ["tp" if axis == split else None for axis in range(rank)]

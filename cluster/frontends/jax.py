@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax._src import config as jax_config
 from jax._src import core as jax_core
+from jax._src import xla_bridge
 from jax._src.interpreters import mlir as jax_mlir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlib._jax import mlir as xla_mlir
@@ -42,7 +43,9 @@ _DUMP = {
 
 
 def virtual_devices(count: int) -> None:
-    """Give JAX `count` CPU devices. Must be called before JAX's backend starts."""
+    """Give JAX `count` CPU devices; once its backend has started, the number stays."""
+    if xla_bridge.backends_are_initialized():
+        return
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", count)
 
