@@ -186,6 +186,8 @@ class RankView:
             at += count
 
     def _receive(self, chunk: int, data: np.ndarray, reduce: bool) -> None:
+        if reduce and chunk not in self._held:
+            raise TrnsimError(f"rank {self.rank}: reduces into chunk {chunk} before it has it")
         place = self._place(chunk)
         if reduce:
             combine(str(self.collective.reduction), self._held[chunk], data, out=place)

@@ -134,7 +134,7 @@ def test_a_mutation_that_changes_the_result_is_caught(case, n: int, data: st.Dat
     try:
         got = execute(asked, wrong, inputs)
         changed = any(not np.array_equal(a, b) for a, b in zip(expected, got, strict=True))
-    except (TrnsimError, KeyError):  # a rank sends or reduces what it does not have
+    except TrnsimError:  # a rank sends or reduces what it does not have
         changed = True
     if changed:
         with pytest.raises(WrongSchedule):

@@ -1,0 +1,329 @@
+"""Values of collectives against numpy, bit by bit where the order of reduction says which bits."""
+
+from collections import deque
+from collections.abc import Iterator
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trnsim.collectives.algorithms import hierarchical, mesh, pairwise, rdh, ring
+from trnsim.collectives.execute import RankView, combine, execute, make_views, run_views
+from trnsim.collectives.schedule import Collective, Schedule
+from trnsim.device.dtypes import numpy_dtype
+from trnsim.device.errors import CollectiveMismatch, TrnsimError
+
+ALGORITHMS = {"ring": ring, "mesh": mesh, "rdh": rdh, "pairwise": pairwise}
+CASES = [(name, kind) for name, module in ALGORITHMS.items() for kind in module.KINDS]
+REDUCING = ("all_reduce", "reduce_scatter")
+
+
+def reference(asked: Collective, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    """The outputs by numpy, for collectives whose reduction is an exact sum."""
+    n = asked.ranks
+    if asked.kind in REDUCING:
+        total = np.sum(inputs, axis=0, dtype=inputs[0].dtype)
+        cuts = np.cumsum(asked.piece_counts)[:-1]
+        return [total] * n if asked.kind == "all_reduce" else np.split(total, cuts)
+    if asked.kind == "all_gather":
+        return [np.concatenate(inputs)] * n
+    if asked.kind == "broadcast":
+        return [inputs[asked.root]] * n
+    if asked.kind == "all_to_all":
+        cuts = np.cumsum(asked.piece_counts.reshape(n, n), axis=1)[:, :-1]
+        rows = [np.split(data, cut) for data, cut in zip(inputs, cuts, strict=True)]
+        return [np.concatenate([row[j] for row in rows]) for j in range(n)]
+    outputs = [np.zeros(asked.output_count(r), inputs[0].dtype) for r in range(n)]
+    for source, target in asked.pairs:
+        outputs[target] = inputs[source]
+    return outputs
+
+
+@st.composite
+def collectives(draw: st.DrawFn, kind: str, dtype: str = "i32") -> Collective:
+    n = draw(st.integers(1, 17))
+    pairs: tuple[tuple[int, int], ...] = ()
+    if kind == "permute":
+        targets = draw(st.permutations(range(n)))
+        pairs = tuple(enumerate(targets))[: draw(st.integers(0, n))]
+    pieces = {"all_reduce": 1, "broadcast": 1, "all_to_all": n * n, "permute": 1}.get(kind, n)
+    size = st.integers(0, 40 if pieces == 1 else 5)
+    uneven = st.lists(size, min_size=pieces, max_size=pieces).map(tuple)
+    counts = draw(size if kind == "permute" else size | uneven)
+    root = draw(st.integers(0, n - 1)) if kind == "broadcast" else 0
+    reduction = "add" if kind in REDUCING else None
+    return Collective(kind, n, counts, dtype=dtype, reduction=reduction, root=root, pairs=pairs)
+
+
+def random_inputs(asked: Collective, seed: int = 0) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    dtype = numpy_dtype(asked.dtype)
+    sizes = [asked.input_count(rank) for rank in range(asked.ranks)]
+    if dtype.kind in "iub":
+        return [rng.integers(0, 2 if dtype.kind == "b" else 100, s).astype(dtype) for s in sizes]
+    return [rng.normal(size=s).astype(dtype) for s in sizes]
+
+
+def assert_same(got: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    for rank, (a, b) in enumerate(zip(got, expected, strict=True)):
+        assert a.dtype == b.dtype and a.tobytes() == b.tobytes(), f"rank {rank}: {a} is not {b}"
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+@given(data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_every_algorithm_agrees_with_numpy(name: str, kind: str, data: st.DataObject) -> None:
+    asked = data.draw(collectives(kind))
+    inputs = random_inputs(asked)
+    assert_same(execute(asked, ALGORITHMS[name].schedule(asked), inputs), reference(asked, inputs))
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_every_group_size_agrees_with_numpy(name: str, kind: str) -> None:
+    for n in range(1, 18):
+        pairs = tuple((i, (i + 1) % n) for i in range(n)) if kind == "permute" else ()
+        reduction = "add" if kind in REDUCING else None
+        asked = Collective(kind, n, 7, dtype="i32", reduction=reduction, pairs=pairs)
+        inputs = random_inputs(asked)
+        got = execute(asked, ALGORITHMS[name].schedule(asked), inputs)
+        assert_same(got, reference(asked, inputs))
+
+
+@pytest.mark.parametrize("intra", hierarchical.STEPS)
+@pytest.mark.parametrize("inter", hierarchical.STEPS)
+def test_hierarchies_agree_with_numpy_in_any_rank_order(intra: str, inter: str) -> None:
+    rng = np.random.default_rng(3)
+    for x, y in [(2, 3), (3, 2), (1, 4), (4, 1), (3, 5)]:
+        places = hierarchical.places_of(rng.permutation(np.repeat(np.arange(x), y)))
+        for kind in hierarchical.KINDS:
+            whole = kind in ("all_reduce", "broadcast")
+            counts = 41 if whole else tuple(rng.integers(0, 6, x * y).tolist())
+            reduction = "add" if kind in REDUCING else None
+            asked = Collective(kind, x * y, counts, dtype="i32", reduction=reduction)
+            inputs = random_inputs(asked)
+            got = execute(asked, hierarchical.schedule(asked, places, intra, inter), inputs)
+            assert_same(got, reference(asked, inputs))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32", "f64"])
+@pytest.mark.parametrize("name", ["ring", "mesh", "rdh"])
+def test_an_all_reduce_ends_bitwise_equal_and_near_the_sum(name: str, dtype: str) -> None:
+    for n in (2, 3, 6, 7, 8, 12):
+        asked = Collective("all_reduce", n, 50, dtype=dtype, reduction="add")
+        inputs = random_inputs(asked, seed=n)
+        got = execute(asked, ALGORITHMS[name].schedule(asked), inputs)
+        assert_same(got, [got[0]] * n)
+        exact = np.sum([x.astype(np.float64) for x in inputs], axis=0)
+        bound = n * float(ml_dtypes.finfo(numpy_dtype(dtype)).eps)
+        scale = np.sum([np.abs(x.astype(np.float64)) for x in inputs], axis=0)
+        assert (np.abs(got[0].astype(np.float64) - exact) <= bound * scale).all()
+
+
+def test_a_ring_rounds_to_bf16_at_each_transfer_in_ring_order() -> None:
+    n = 5
+    asked = Collective("all_reduce", n, n, dtype="bf16", reduction="add")
+    inputs = random_inputs(asked)
+    got = execute(asked, ring.schedule(asked), inputs)[0]
+    for chunk in range(n):  # it starts at the rank after its owner and ends at the owner
+        total = inputs[(chunk + 1) % n][chunk]
+        for rank in range(chunk + 2, chunk + n + 1):
+            own = np.float32(inputs[rank % n][chunk])
+            total = ml_dtypes.bfloat16(own + np.float32(total))
+        assert got[chunk] == total
+
+
+def test_a_mesh_adds_in_rank_order_to_the_owner() -> None:
+    asked = Collective("all_reduce", 3, 3, dtype="f32", reduction="add")
+    big = np.float32(2**24)
+    inputs = [np.full(3, v, np.float32) for v in (1, big, 1)]
+    got = execute(asked, mesh.schedule(asked), inputs)[0]
+    # Chunk 0: (1 + big) + 1; chunk 1: (big + 1) + 1; chunk 2: (1 + 1) + big. big + 1 is big.
+    assert got.tolist() == [big, big, big + 2]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "reduction", "values", "expected"),
+    [
+        ("ui8", "add", ([250], [10]), [4]),
+        ("i32", "add", ([2**31 - 1], [1]), [-(2**31)]),
+        ("i64", "multiply", ([3], [2**40]), [3 * 2**40]),
+        ("i16", "minimum", ([-5, 9], [4, 2]), [-5, 2]),
+        ("ui32", "and", ([12], [10]), [8]),
+        ("ui32", "or", ([12], [10]), [14]),
+        ("i1", "and", ([True, True], [True, False]), [True, False]),
+        ("i1", "or", ([False, True], [False, False]), [False, True]),
+        ("i1", "add", ([True, False], [True, False]), [True, False]),
+        ("i1", "maximum", ([True, False], [False, False]), [True, False]),
+        ("f32", "maximum", ([1.5, -2.0], [0.5, np.inf]), [1.5, np.inf]),
+        ("f16", "multiply", ([300.0], [300.0]), [np.inf]),
+        ("bf16", "minimum", ([1.0], [-3.0]), [-3.0]),
+    ],
+)
+def test_reductions_of_all_dtypes(dtype: str, reduction: str, values, expected) -> None:
+    kind = numpy_dtype(dtype)
+    asked = Collective("all_reduce", 2, len(expected), dtype=dtype, reduction=reduction)
+    inputs = [np.array(row).astype(kind) for row in values]
+    for name in ("ring", "mesh", "rdh"):
+        got = execute(asked, ALGORITHMS[name].schedule(asked), inputs)
+        assert_same(got, [np.array(expected).astype(kind)] * 2)
+
+
+@pytest.mark.parametrize("reduction", ["minimum", "maximum", "add", "multiply"])
+def test_nan_spreads_through_a_reduction(reduction: str) -> None:
+    held, arrived = np.array([np.nan, 1], np.float32), np.array([1, np.nan], np.float32)
+    combine(reduction, held, arrived, out=held)
+    assert np.isnan(held).all()
+
+
+def run_shuffled(
+    asked: Collective, schedule: Schedule, inputs: list[np.ndarray], seed: int
+) -> list[np.ndarray]:
+    """Every rank by itself, in a random order, with mailboxes between pairs: as actors would."""
+    outputs = [np.empty(asked.output_count(r), x.dtype) for r, x in enumerate(inputs)]
+    views = make_views(asked, schedule, inputs, outputs)
+    mail: dict[tuple[int, int], deque[bytes]] = {}
+
+    def program(view: RankView) -> Iterator[None]:
+        for step in view.rounds():
+            for send in step.sends:
+                box = mail.setdefault((view.rank, send.peer), deque())
+                box.append(send.payload().tobytes())
+            for receive in step.receives:
+                while not mail.get((receive.peer, view.rank)):
+                    yield
+                message = mail[receive.peer, view.rank].popleft()
+                receive.apply(np.frombuffer(message, view.output.dtype))
+            yield
+        view.finish()
+
+    rng, running = np.random.default_rng(seed), [program(view) for view in views]
+    for _ in range(100_000):
+        if not running:
+            break
+        one = running[rng.integers(len(running))]
+        if next(one, running) is running:
+            running.remove(one)
+    assert not running and not any(mail.values())
+    return outputs
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+@given(data=st.data(), seed=st.integers(0, 99))
+@settings(max_examples=6, deadline=None)
+def test_ranks_on_their_own_give_the_same_bytes(name: str, kind: str, data, seed: int) -> None:
+    asked = data.draw(collectives(kind, dtype="bf16"))
+    schedule = ALGORITHMS[name].schedule(asked)
+    inputs = random_inputs(asked)
+    assert_same(run_shuffled(asked, schedule, inputs, seed), execute(asked, schedule, inputs))
+
+
+def test_a_round_has_one_message_per_pair_with_all_its_chunks() -> None:
+    asked = Collective("all_reduce", 4, 10, dtype="f32", reduction="add")
+    inputs = [np.zeros(10, np.float32) for _ in range(4)]
+    view = RankView(asked, rdh.schedule(asked), 1, inputs[1], inputs[1])
+    shape = [
+        ([(s.peer, s.count) for s in r.sends], [(v.peer, v.count) for v in r.receives])
+        for r in view.rounds()
+        for _ in [[s.payload() for s in r.sends]]
+        for _ in [[v.apply(np.zeros(v.count, np.float32)) for v in r.receives]]
+    ]  # 10 elements in 4 chunks: 3, 3, 2, 2
+    assert shape == [
+        ([(3, 4)], [(3, 6)]),
+        ([(0, 3)], [(0, 3)]),
+        ([(0, 3)], [(0, 3)]),
+        ([(3, 6)], [(3, 4)]),
+    ]
+
+
+@pytest.mark.parametrize("name", ["ring", "mesh", "rdh"])
+def test_an_all_reduce_may_be_in_place(name: str) -> None:
+    asked = Collective("all_reduce", 5, 13, dtype="i32", reduction="add")
+    buffers = random_inputs(asked)
+    expected = reference(asked, [b.copy() for b in buffers])
+    run_views(make_views(asked, ALGORITHMS[name].schedule(asked), buffers, buffers))
+    assert_same(buffers, expected)
+
+
+def test_other_overlaps_of_input_and_output_are_safe() -> None:
+    asked = Collective("all_to_all", 4, 2, dtype="i32")
+    buffers = random_inputs(asked)
+    expected = reference(asked, [b.copy() for b in buffers])
+    run_views(make_views(asked, pairwise.schedule(asked), buffers, buffers))
+    assert_same(buffers, expected)
+
+
+def test_inputs_are_left_alone() -> None:
+    for name, kind in CASES:
+        reduction = "add" if kind in REDUCING else None
+        pairs = ((0, 1), (1, 2)) if kind == "permute" else ()
+        asked = Collective(kind, 3, 6, dtype="f32", reduction=reduction, pairs=pairs)
+        inputs = random_inputs(asked)
+        before = [x.tobytes() for x in inputs]
+        execute(asked, ALGORITHMS[name].schedule(asked), inputs)
+        assert [x.tobytes() for x in inputs] == before
+
+
+def test_singleton_groups_are_the_identity() -> None:  # U9
+    asked = Collective("all_reduce", 1, 1, dtype="i32", reduction="add")
+    for rank in range(8):
+        for module in (ring, mesh, rdh):
+            got = execute(asked, module.schedule(asked), [np.array([rank], np.int32)])
+            assert got[0].tolist() == [rank]
+
+
+@pytest.mark.parametrize(("group", "total"), [([0, 1, 2, 3], 10), ([4, 5, 6, 7], 26), ([2, 3], 7)])
+def test_subgroups_reduce_their_own_ranks(group: list[int], total: int) -> None:  # U10
+    asked = Collective("all_reduce", len(group), 1, dtype="i32", reduction="add")
+    got = execute(asked, ring.schedule(asked), [np.array([r + 1], np.int32) for r in group])
+    assert [x.tolist() for x in got] == [[total]] * len(group)
+
+
+@pytest.mark.parametrize("name", ["ring", "mesh", "rdh"])
+def test_an_uneven_all_gather_keeps_rank_order(name: str) -> None:  # U11
+    asked = Collective("all_gather", 2, (5 * 3, 4 * 3), dtype="i32")
+    inputs = [np.arange(15, dtype=np.int32), np.arange(15, 27, dtype=np.int32)]
+    got = execute(asked, ALGORITHMS[name].schedule(asked), inputs)
+    assert [x.reshape(9, 3).tolist() for x in got] == [np.arange(27).reshape(9, 3).tolist()] * 2
+
+
+def test_a_permute_gives_zeros_to_a_rank_that_gets_nothing() -> None:
+    asked = Collective("permute", 3, 2, dtype="i32", pairs=((0, 0), (1, 2)))
+    inputs = [np.full(2, 5 + rank, np.int32) for rank in range(3)]
+    got = execute(asked, mesh.schedule(asked), inputs)
+    assert [x.tolist() for x in got] == [[5, 5], [0, 0], [6, 6]]
+
+
+def test_mismatched_counts_are_refused_before_data_moves() -> None:  # U13
+    asked = Collective("all_reduce", 3, 409_598, dtype="i8", reduction="add")
+    inputs = [np.zeros(409_600 if rank == 0 else 409_598, np.int8) for rank in range(3)]
+    message = "^all_reduce: input of rank 0 has 409600 elements, the collective has 409598$"
+    with pytest.raises(CollectiveMismatch, match=message):
+        execute(asked, ring.schedule(asked), inputs)
+
+
+def test_a_wrong_dtype_or_number_of_ranks_is_refused() -> None:
+    asked = Collective("all_reduce", 2, 2, dtype="f32", reduction="add")
+    inputs = [np.zeros(2, np.float32), np.zeros(2, np.float64)]
+    with pytest.raises(CollectiveMismatch, match="^all_reduce: input of rank 1 is f64, the coll"):
+        execute(asked, ring.schedule(asked), inputs)
+    with pytest.raises(CollectiveMismatch, match="^all_reduce: 1 inputs for 2 ranks$"):
+        execute(asked, ring.schedule(asked), inputs[:1])
+
+
+def test_a_message_of_the_wrong_size_is_refused() -> None:
+    asked = Collective("broadcast", 2, 4, dtype="f32")
+    output = np.empty(4, np.float32)
+    view = RankView(asked, mesh.schedule(asked), 1, np.empty(0, np.float32), output)
+    receive = next(view.rounds()).receives[0]
+    message = "^broadcast: rank 1 expects 4 elements of f32 from rank 0, got 3 of float32$"
+    with pytest.raises(CollectiveMismatch, match=message):
+        receive.apply(np.zeros(3, np.float32))
+
+
+def test_finishing_too_early_is_refused() -> None:
+    asked = Collective("broadcast", 2, 4, dtype="f32")
+    buffers = np.empty(0, np.float32), np.empty(4, np.float32)
+    with pytest.raises(TrnsimError, match="^rank 1: chunk 0 never arrived$"):
+        RankView(asked, mesh.schedule(asked), 1, *buffers).finish()
