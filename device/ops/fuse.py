@@ -359,7 +359,7 @@ class Fuser:
 
     def result(self) -> list[Kernel | Operation]:
         """The sequence with groups and nodes turned into kernels."""
-        wanted = {self.alias[v] for v in self.pinned}
+        wanted = {self.alias[v] for v in self.pinned} | set(self.alias.copies)
         readers: dict[int, set[int]] = {}
         for place, item in enumerate(self.items):
             if item.content is not None:
