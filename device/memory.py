@@ -39,10 +39,11 @@ class View:
 
     __slots__ = (
         "tensor", "space", "dtype", "shape", "strides", "offset", "partition",
-        "_array", "_region", "_box", "_free",
+        "legal_on", "_array", "_region", "_box", "_free",
     )  # fmt: skip
 
     tensor: "Tensor"
+    legal_on: Chip | None  # the chip whose access rules the view was found to keep
     _array: np.ndarray | None
     _region: tuple | None
     _box: tuple | None
@@ -60,7 +61,7 @@ class View:
         self.tensor, self.space, self.dtype = tensor, tensor.space, dtype
         self.shape, self.strides = shape, strides
         self.offset, self.partition = offset, partition
-        self._array = self._region = self._box = self._free = None
+        self.legal_on = self._array = self._region = self._box = self._free = None
 
     @property
     def itemsize(self) -> int:

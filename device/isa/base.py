@@ -80,6 +80,8 @@ class Instruction:
                 f"{operand} must be in {' or '.join(spaces)} for the {self.engine} engine, "
                 f"not in {view.space}"
             )
+        if view.legal_on is chip:  # found before: views are used again and again
+            return
         if view.partition and not starts_legally(view):
             raise self.illegal(
                 f"{operand} has {view.shape[0]} partitions and starts at {view.partition}; "
@@ -98,6 +100,7 @@ class Instruction:
             raise self.illegal(
                 f"{operand} has {len(view.shape) - 1} free axes; limit: {FREE_AXES_MAX}"
             )
+        view.legal_on = chip
 
     def check_same(self, left: str, a: View, right: str, b: View) -> None:
         """Two operands have one shape."""

@@ -19,7 +19,6 @@ from ..units import transfer_ps
 from .base import Instruction
 
 SPACES = ("hbm", "sbuf")
-PARTITIONS_PER_ENGINE = 8  # nki-dma-overview.rst: each engine serves 8 partitions
 DESCRIPTOR_PS = 7_000  # nki_perf_guide.rst fig. 20-21: a 4-byte transfer takes 7 ns of one engine
 
 
@@ -241,8 +240,8 @@ def _partitions(chip: Chip, *layouts: Layout) -> int:
 
 
 def _engines(chip: Chip, *layouts: Layout) -> int:
-    """DMA engines at work: one for every 8 partitions."""
-    return min(-(-_partitions(chip, *layouts) // PARTITIONS_PER_ENGINE), chip.dma_engines)
+    """DMA engines at work: each serves an equal share of the partitions (8 of 128)."""
+    return -(-_partitions(chip, *layouts) * chip.dma_engines // chip.partitions)
 
 
 def _rate(chip: Chip, *layouts: Layout) -> int:

@@ -31,6 +31,11 @@ BINARY = frozenset(
 )  # fmt: skip
 """Operators of TensorTensor, TensorScalar and ScalarTensorTensor."""
 
+BITWISE = frozenset(
+    {"and", "or", "xor", "shift_left", "shift_right_logical", "shift_right_arithmetic"}
+)
+"""Those of BINARY that are for integers and booleans only."""
+
 REDUCTIONS = frozenset({"add", "multiply", "maximum", "minimum", "and", "or"})
 _UFUNCS = {
     "add": np.add, "subtract": np.subtract, "multiply": np.multiply, "divide": np.divide,
@@ -63,7 +68,7 @@ class TensorTensor(Instruction):
 
     def check(self, chip: Chip) -> None:
         spaces = places(self, _ELEMENTWISE)
-        check_op(self, self.op)
+        check_op(self, self.op, self.a.dtype, self.b.dtype)
         for operand, view in (("dst", self.dst), ("a", self.a), ("b", self.b)):
             self.check_place(chip, operand, view, spaces)
         self.check_same("a", self.a, "dst", self.dst)
@@ -115,13 +120,13 @@ class TensorScalar(Instruction):
         self.check_place(chip, "dst", self.dst, spaces)
         self.check_place(chip, "src", self.src, spaces)
         self.check_same("src", self.src, "dst", self.dst)
-        check_op(self, self.op0)
+        check_op(self, self.op0, self.src.dtype)
         check_exact(self, self.op0, self.src.dtype, self.dst.dtype)
         check_scalar(self, chip, "operand0", self.operand0, spaces)
         if (self.op1 is None) != (self.operand1 is None):
             raise self.illegal(f"op1 is {self.op1} and operand1 {self.operand1}: both or neither")
         if self.op1 is not None and self.operand1 is not None:
-            check_op(self, self.op1)
+            check_op(self, self.op1, self.src.dtype)
             check_exact(self, self.op1, self.src.dtype, self.dst.dtype)
             check_scalar(self, chip, "operand1", self.operand1, spaces)
 
@@ -169,7 +174,7 @@ class ScalarTensorTensor(Instruction):
         if self.src.space == self.other.space == "psum":
             raise self.illegal("src and other are both in psum; limit: one of them")
         for op in (self.op0, self.op1):
-            check_op(self, op)
+            check_op(self, op, self.src.dtype)
             check_exact(self, op, self.src.dtype, self.dst.dtype)
         check_scalar(self, chip, "operand0", self.operand0, spaces)
 
@@ -393,10 +398,14 @@ def places(instruction: Instruction, engines: tuple[str, ...]) -> tuple[str, ...
     return ("sbuf",) if instruction.engine == "gpsimd" else ON_CHIP
 
 
-def check_op(instruction: Instruction, op: str) -> None:
-    """The operator exists."""
+def check_op(instruction: Instruction, op: str, *dtypes: str) -> None:
+    """The operator exists, for these dtypes."""
     if op not in BINARY:
         raise instruction.illegal(f"op is {op}; allowed: {', '.join(sorted(BINARY))}")
+    if op in BITWISE:
+        for dtype in dtypes:
+            if is_float(dtype):
+                raise instruction.illegal(f"op {op} is for integers, not for {dtype}")
 
 
 def check_exact(instruction: Instruction, op: str, *dtypes: str) -> None:
