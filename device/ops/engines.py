@@ -131,7 +131,8 @@ def _comparison(
     if attributes.get("compare_type") == "TOTALORDER":
         yield from _custom("compare", dst, operands, attributes, scratch)
     else:
-        yield from _binary(_COMPARE[attributes["direction"]], dst, *operands, scratch)
+        op = _COMPARE[attributes["direction"]]
+        yield from _binary(op, dst, operands[0], operands[1], scratch)
 
 
 def _select(dst: View, operands: list[Value], scratch: Scratch) -> Iterator[Instruction]:

@@ -325,9 +325,12 @@ class Fuser:
                 self.home[node.results[0]] = latest
                 return latest
         fresh = self.group()
-        if not fresh.add(node):
-            raise AssertionError(f"{node.name} does not form a kernel of its own")
-        return self._put(fresh, leaves, node.results)
+        if fresh.add(node):
+            return self._put(fresh, leaves, node.results)
+        for value in node.operands:  # one recomputed operand in two places of the space
+            self.demand(value)
+        self._single(node)
+        return len(self.items) - 1
 
     def _pull(self, value: int, place: int) -> None:
         """Moves the producer of `value` into the kernel at `place` if nobody else waits for it."""

@@ -101,14 +101,14 @@ class Residency:
 
     `inside`: inputs that are already in SBUF and are not loaded; `kept`: outputs that stay there;
     `unstored`: those of `kept` that nobody reads from HBM; `freed`: values that end after this
-    kernel; `reserved`: bytes per partition that values held for other kernels take meanwhile.
+    kernel; `places`: (value, byte in each partition) of those inside and kept.
     """
 
     inside: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()
     unstored: tuple[int, ...] = ()
     freed: tuple[int, ...] = ()
-    reserved: int = 0
+    places: tuple[tuple[int, int], ...] = ()
 
 
 NOTHING_RESIDENT = Residency()
@@ -178,7 +178,7 @@ class Kernel:
         """`residency` with values as places among the inputs and outputs."""
         place = {v: i for i, v in enumerate((*self.inputs, *self.outputs))}
         held = (residency.inside, residency.kept, residency.unstored)
-        return (*(tuple(sorted(place[v] for v in vs)) for vs in held), residency.reserved)
+        return tuple(tuple(sorted(place[v] for v in vs)) for vs in held)
 
     def cost(self, chip: Chip, part: Part, residency: Residency = NOTHING_RESIDENT) -> Cost:
         """Time of `part` on a core of `chip`, from the nest without data, fast-forwarded."""

@@ -196,8 +196,6 @@ def matmul_kernel(node: Node, operands: tuple[Strided, ...]) -> MatmulKernel:
     a = node.operation.attributes
     left = _operand(operands[0], a["lhs_batch"], a["lhs_contracting"])
     right = _operand(operands[1], a["rhs_batch"], a["rhs_contracting"])
-    groups = {"batch": left.batch, "m": left.free, "n": right.free, "k": left.contract}
-    size = {name: math.prod(e for e, _ in axes) for name, axes in groups.items()}
     dtypes = [t.dtype for t in node.operand_types]
     types = {
         o.value: TensorType((_source_size(o),), d)
@@ -212,8 +210,15 @@ def matmul_kernel(node: Node, operands: tuple[Strided, ...]) -> MatmulKernel:
         location=node.operation.location,
         left=left,
         right=right,
-        **size,
+        batch=_points(left.batch),
+        m=_points(left.free),
+        n=_points(right.free),
+        k=_points(left.contract),
     )
+
+
+def _points(axes: Axes) -> int:
+    return math.prod(extent for extent, _ in axes)
 
 
 def _source_size(operand: Operand) -> int:

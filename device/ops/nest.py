@@ -208,11 +208,6 @@ class Context:
         tensor = self.value(value)
         return strided(tensor, shape, strides, offset)
 
-    def held(self, value: int, columns: int) -> Tensor | None:
-        """[128, tiles, columns] of a value that is or stays in SBUF around this kernel."""
-        found = self.resident.get(value)
-        return None if found is None else found[0]
-
     def stays(self, value: int) -> bool:
         """Whether an output stays in SBUF and needs no store."""
         return value in self.residency.unstored
@@ -236,19 +231,16 @@ def _resident_tensors(
 ) -> dict[int, tuple[Tensor, Layout]]:
     """The core's resident values, with new tensors for the outputs that are to stay."""
     table = _residents.setdefault(core, {})
-    fresh = residency.kept if core.data else (*residency.inside, *residency.kept)
-    for value in fresh:
+    places = dict(residency.places)
+    for value in (*residency.inside, *residency.kept):
         layout = kernel.layout(value, part)
-        if layout is not None and value not in table:
-            shape = (128, layout.tiles, layout.columns)
-            table[value] = core.sbuf.allocate(shape, layout.dtype, f"resident %{value}"), layout
-    return {v: table[v] for v in (*residency.inside, *residency.kept) if v in table}
-
-
-def forget_residents(core: Core) -> None:
-    """Frees every value that stays in the core's SBUF: at the end of a block of kernels."""
-    for tensor, _ in _residents.pop(core, {}).values():
-        core.sbuf.free(tensor)
+        if layout is None:
+            raise AssertionError(f"{kernel.name} cannot hold value {value} in SBUF")
+        if value in residency.kept or value not in table:
+            shape, name = (128, layout.tiles, layout.columns), f"resident %{value}"
+            tensor = core.sbuf.allocate(shape, layout.dtype, name, places[value])
+            table[value] = tensor, layout
+    return {v: table[v] for v in places}
 
 
 def _play(
@@ -257,6 +249,7 @@ def _play(
     arrays: Mapping[int, np.ndarray] | None,
     part: Part,
     residency: Residency,
+    play: Callable[[Core, Loop], None],
 ) -> Cost:
     start = core.drain()
     busy, count = core.timeline.busy, core.instructions
@@ -265,13 +258,11 @@ def _play(
     context = Context(core, kernel, part, residency, arrays, resident)
     try:
         nest = kernel.nest(context)
-        (execute if core.data else simulate)(core, nest)
+        play(core, nest)
     finally:
         context.release()
     for value in residency.freed:
-        tensor = _residents.get(core, {}).pop(value, None)
-        if tensor is not None:
-            core.sbuf.free(tensor[0])
+        _residents[core].pop(value, None)
     end = core.drain()
     return Cost(
         duration=end - start,
@@ -289,10 +280,11 @@ def run_on(
     part: Part,
     residency: Residency = NOTHING_RESIDENT,
 ) -> Cost:
-    """Executes the kernel's nest on a core with data; see Kernel.run."""
+    """Issues every instruction of the kernel's nest; see Kernel.run. A core without data needs no
+    arrays."""
     if part.empty:
         return Cost(0)
-    return _play(kernel, core, arrays, part, residency)
+    return _play(kernel, core, arrays if core.data else None, part, residency, execute)
 
 
 _costs: dict[Hashable, Cost] = {}
@@ -308,7 +300,7 @@ def cost_of(
     if key not in _costs:
         core = Core(chip, data=False)
         core.watch()
-        _costs[key] = _play(kernel, core, None, part, residency)
+        _costs[key] = _play(kernel, core, None, part, residency, simulate)
     return _costs[key]
 
 

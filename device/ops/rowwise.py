@@ -108,8 +108,13 @@ class RowwiseKernel(Kernel):
         return has_rows or part.start == 0
 
     def layout(self, value: int, part: Part) -> Layout | None:
-        spans = all(f or a == 1 for f, a in zip(self.extents[value], self.axes, strict=True))
-        if part.empty or not spans or self.total or self.rows < 2:
+        from .rowwise_nest import WIDE, plan
+
+        spans = all(f or a == 1 for f, a in zip(self.forms[value], self.axes, strict=True))
+        if part.empty or not spans or self.total or self.rows < 2 or self.columns < 2:
+            return None
+        planned = plan(self)
+        if planned.kind[value] != WIDE or planned.root[value] != value:
             return None
         return Layout(self.rows, self.columns, part.start, part.stop, self.types[value].dtype)
 

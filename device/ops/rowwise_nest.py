@@ -137,8 +137,6 @@ def _allocate(
         for value in operation.operands:
             last[root[value]] = i
     end = len(kernel.operations)
-    if kernel.resident or kernel.columns <= COLUMNS:
-        pass
     for value in kernel.outputs:
         last[root[value]] = max(last.get(root[value], 0), _position(kernel, value))
     slot: dict[int, tuple[str, str, int]] = {}
@@ -408,9 +406,8 @@ class _Lowering:
         piece = self._scratch(accumulator.dtype, 1, turn % 2)[:rows]
         yield TensorReduce(piece, view, reduction)
         total = accumulator[:rows]
-        joined = {"minimum": "minimum", "maximum": "maximum"}.get(reduction, reduction)
         engine = "gpsimd" if accumulator.dtype in ("i32", "ui32") else "vector"
-        yield TensorTensor(total, total, piece, joined, engine=engine)
+        yield TensorTensor(total, total, piece, reduction, engine=engine)
 
     def _finish(self) -> Iterator[Instruction]:
         """Joins the partitions of total reductions, then computes what follows on one element."""

@@ -11,7 +11,7 @@ class LaneKernel(SingleKernel):
     """Values by the operator's reference semantics; time by an instruction count per element."""
 
     def nest(self, context: Any) -> Any:
-        from .vectorial_nest import nest
+        from .host_nest import nest
 
         return nest(self, context)
 
