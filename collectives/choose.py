@@ -20,6 +20,7 @@ from .schedule import Collective, Schedule
 
 MESH_BELOW = 1_000_000  # bytes; "< 1 MB"
 RDH_UP_TO = 56_000_000  # bytes; "1-56 MB", KangaRing above
+MESH_RANKS = 128  # the runtime's header nec.h: mesh takes at most 128 devices
 FLAT = {
     "ring": ring.KINDS,
     "mesh": mesh.KINDS,
@@ -53,14 +54,15 @@ def plan(
 ) -> Plan:
     """Choose for the collective in its groups (int[G, n] ranks), and build the schedule.
 
-    All groups share one schedule: rings follow the first group's places on the fabric. Groups that
-    lie differently on the servers get a flat algorithm.
+    All groups share one schedule: its rings (or hypercube, for rdh) follow the first group's places
+    on the fabric. Groups that lie differently on the servers get a flat algorithm.
     """
     table = np.asarray(groups, np.int64)
     servers = _layout(table, fabric)
     choice = choose(collective, servers, algorithm)
-    order = tuple(fabric.ring_order(table[0]).tolist())
-    return Plan(build(collective, choice.algorithm, servers, order), choice)
+    inside = choice.algorithm.removeprefix("hierarchical:").partition("+")[0]
+    order = fabric.cube_order(table[0]) if inside == "rdh" else fabric.ring_order(table[0])
+    return Plan(build(collective, choice.algorithm, servers, order.tolist()), choice)
 
 
 def choose(
@@ -89,7 +91,8 @@ def build(
     servers: Sequence[int] | None,
     order: Sequence[int] | None = None,
 ) -> Schedule:
-    """The schedule of a named algorithm. order: group positions in the order of rings.
+    """The schedule of a named algorithm. order: group positions along the ring, or by corner of
+    the hypercube; in a hierarchy, that of the ranks inside a server.
 
     Schedules do not depend on sizes: equal calls give the same object.
     """
@@ -112,13 +115,13 @@ def _build(
     if algorithm.startswith("hierarchical:"):
         intra, inter = algorithm.partition(":")[2].split("+")
         return hierarchical.schedule(shape, _places(servers, order), intra, inter)
-    if algorithm == "ring":
-        return ring.schedule(shape, order)
-    return {"mesh": mesh, "rdh": rdh, "pairwise": pairwise}[algorithm].schedule(shape)
+    if algorithm in ("ring", "rdh"):
+        return {"ring": ring, "rdh": rdh}[algorithm].schedule(shape, order)
+    return {"mesh": mesh, "pairwise": pairwise}[algorithm].schedule(shape)
 
 
 def _places(servers: tuple[int, ...], order: tuple[int, ...] | None) -> np.ndarray:
-    """Group positions by (server, local index), local indices in ring order of the first server."""
+    """Group positions by (server, local index), local indices as in `order` on the first."""
     places = hierarchical.places_of(servers)
     if order is None:
         return places
@@ -133,14 +136,15 @@ def _policy(collective: Collective, servers: Sequence[int] | None) -> Choice:
     if collective.kind == "permute":
         return Choice("mesh", "point to point: one round of direct transfers")
     if collective.kind == "all_to_all":
-        return Choice("mesh", "the vendor runs all_to_all on mesh")
+        return _all_to_all(collective.ranks)
     sizes = [1, 2] if servers is None else _per_server(servers)
     if len(sizes) == 1:
-        return _by_size(collective.nbytes, "inside one server")
+        return _by_size(collective.nbytes, collective.ranks, "inside one server")
     if max(sizes) == 1:
         return _across(collective.nbytes, len(sizes))
     if len(set(sizes)) > 1:
-        return _by_size(collective.nbytes, "spread unevenly over servers, so flat")
+        where = "spread unevenly over servers, so flat"
+        return _by_size(collective.nbytes, collective.ranks, where)
     intra, inter = _steps(collective, servers or ())
     name = f"hierarchical:{intra.algorithm}+{inter.algorithm}"
     where = f"{len(sizes)} servers with {sizes[0]} ranks each"
@@ -151,20 +155,29 @@ def _steps(collective: Collective, servers: Sequence[int]) -> tuple[Choice, Choi
     """(intra, inter) of a hierarchy: across servers, each local index handles its share."""
     sizes = _per_server(servers)
     share = collective.nbytes // (1 if collective.kind == "broadcast" else max(sizes))
-    return _by_size(collective.nbytes, "inside a server"), _across(share, len(sizes))
+    intra = _by_size(collective.nbytes, max(sizes), "inside a server")
+    return intra, _across(share, len(sizes))
 
 
-def _by_size(nbytes: int, where: str) -> Choice:
+def _all_to_all(ranks: int) -> Choice:
+    if ranks <= MESH_RANKS:
+        return Choice("mesh", "the vendor runs all_to_all on mesh")
+    return Choice("pairwise", f"{ranks} ranks are too many for mesh, which takes {MESH_RANKS}")
+
+
+def _by_size(nbytes: int, ranks: int, where: str) -> Choice:
     size = format_bytes(nbytes)
-    if nbytes < MESH_BELOW:
+    if nbytes < MESH_BELOW and ranks <= MESH_RANKS:
         return Choice("mesh", f"{size} is below 1 MB {where}")
+    if nbytes < MESH_BELOW:
+        return Choice("rdh", f"{size} is small, but {ranks} ranks are too many for mesh {where}")
     if nbytes <= RDH_UP_TO:
         return Choice("rdh", f"{size} is between 1 and 56 MB {where}")
     return Choice("ring", f"{size} is above 56 MB {where}: KangaRing is not built yet, so ring")
 
 
 def _across(nbytes: int, servers: int) -> Choice:
-    chosen = _by_size(nbytes, "across servers")
+    chosen = _by_size(nbytes, servers, "across servers")
     if chosen.algorithm == "ring":
         return Choice("ring", f"{format_bytes(nbytes)} is above 56 MB across servers")
     if chosen.algorithm == "rdh" and servers & (servers - 1):

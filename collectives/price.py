@@ -19,7 +19,7 @@ they are added in one multiplication, exactly.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -38,7 +38,8 @@ class Overheads:
     """Software and controller costs, given by the caller; the default is an ideal machine.
 
     start_ps: once per collective and rank. step_ps: per round and sender. handshake: nobody starts
-    before the last rank of the group has arrived; without it, ranks start as they come.
+    before the last rank of the group has arrived; without it (and in every permute, where only the
+    two ends of a pair have to meet) ranks start as they come.
     """
 
     start_ps: int = 0
@@ -129,6 +130,8 @@ class Pricer:
     ) -> Priced:
         """arrivals: int64[G, n] ps at which each rank calls the collective (default: all at 0)."""
         overheads = overheads or Overheads()
+        if collective.kind == "permute":
+            overheads = replace(overheads, handshake=False)
         if collective.ranks != self.schedule.ranks:
             raise BadInput("ranks of the collective", collective.ranks, f"{self.schedule.ranks}")
         zero = np.zeros(self.groups.shape, np.int64)

@@ -248,6 +248,18 @@ class Fabric:
             flip = flip + here
         return np.lexsort([*keys, nodes, *turns[::-1], self.server[nodes]])
 
+    def cube_order(self, ranks: Sequence[int] | np.ndarray) -> np.ndarray:
+        """int64[n]: positions of `ranks` as corners of a hypercube laid on the fabric.
+
+        By server, then by grid coordinates in Gray code: a torus with dimensions of 4 is a
+        hypercube, so that positions that differ in one bit are on neighbouring chips.
+        """
+        nodes = self.rank_node[np.asarray(ranks, np.int64)]
+        corner = self.coordinates[nodes]
+        for shift in (16, 8, 4, 2, 1):  # inverse Gray code: the prefix exclusive or of the bits
+            corner = corner ^ (corner >> shift)
+        return np.lexsort([np.arange(len(nodes)), nodes, *corner.T[::-1], self.server[nodes]])
+
     # --- inside ---
 
     @cached_property

@@ -14,8 +14,8 @@ transfers (source, destination, chunks, reduce?) happen at once. Where a chunk l
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -266,6 +266,31 @@ class Schedule:
         """int64[pieces * parts]: elements per chunk; the first parts of a piece get the rest."""
         counts = collective.piece_counts[self.piece_of(collective.pieces)]
         return part_counts(counts, self.parts).reshape(-1)
+
+
+def in_order(
+    make: Callable[[Collective], Schedule],
+    collective: Collective,
+    order: Sequence[int] | np.ndarray | None,
+) -> Schedule:
+    """The schedule that `make` gives if group position order[i] plays the part of rank i.
+
+    For kinds whose pieces belong to ranks one to one, or that have one piece. Raises BadInput for
+    an `order` that is no permutation.
+    """
+    if order is None:
+        return make(collective)
+    who = np.asarray(order, np.int64)
+    if not np.array_equal(np.sort(who), np.arange(collective.ranks)):
+        raise BadInput("order", who.tolist(), f"each of 0..{collective.ranks - 1} once")
+    root = int(np.argmax(who == collective.root))
+    made = make(replace(collective, root=root))
+    blocks = (
+        replace(b, src=who[b.src].astype(np.int32), dst=who[b.dst].astype(np.int32))
+        for b in made.blocks
+    )
+    pieces = None if collective.pieces == 1 else who[made.piece_of(collective.pieces)]
+    return replace(made, blocks=tuple(blocks), order=pieces)
 
 
 def part_counts(counts: np.ndarray, parts: int) -> np.ndarray:

@@ -48,6 +48,15 @@ def test_larger_groups_are_right(name: str, n: int) -> None:
         verify(asked, ALGORITHMS[name].schedule(asked))
 
 
+@pytest.mark.parametrize("name", ["ring", "mesh", "rdh", "hierarchical"])
+def test_256_ranks_are_right(name: str) -> None:
+    asked = collective("all_reduce", 256)
+    if name == "hierarchical":
+        verify(asked, hierarchical.schedule(asked, np.arange(256).reshape(4, 64), "ring", "rdh"))
+    else:
+        verify(asked, ALGORITHMS[name].schedule(asked))
+
+
 @pytest.mark.parametrize("intra", hierarchical.STEPS)
 @pytest.mark.parametrize("inter", hierarchical.STEPS)
 @pytest.mark.parametrize("kind", hierarchical.KINDS)
@@ -59,12 +68,20 @@ def test_hierarchies_are_right_in_any_rank_order(kind: str, intra: str, inter: s
         verify(asked, hierarchical.schedule(asked, places, intra, inter))
 
 
-@given(st.permutations(range(9)))
+@pytest.mark.parametrize("module", [ring, rdh])
+@given(st.integers(1, 11).flatmap(lambda n: st.permutations(range(n))))
 @settings(max_examples=20, deadline=None)
-def test_a_ring_may_visit_ranks_in_any_order(order: list[int]) -> None:
-    for kind in ring.KINDS:
-        asked = collective(kind, 9, root=4)
-        verify(asked, ring.schedule(asked, order))
+def test_ranks_may_play_their_parts_in_any_order(module, order: list[int]) -> None:
+    for kind in module.KINDS:
+        asked = collective(kind, len(order), root=len(order) // 2)
+        verify(asked, module.schedule(asked, order))
+
+
+def test_an_order_with_a_rank_twice_is_refused() -> None:
+    with pytest.raises(
+        BadInput, match="^order: .0, 0, 2. is not valid; allowed: each of 0..2 once"
+    ):
+        ring.schedule(collective("all_reduce", 3), [0, 0, 2])
 
 
 def test_a_ring_stores_its_pattern_once() -> None:

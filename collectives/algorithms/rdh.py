@@ -10,17 +10,26 @@ Pieces are numbered so that a rank and the one folded into it are neighbours: th
 exchange is always one run of chunks.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from trnsim.device.errors import BadInput
 
-from ..schedule import Block, Collective, Schedule, block
+from ..schedule import Block, Collective, Schedule, block, in_order
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 
 
-def schedule(collective: Collective) -> Schedule:
-    """Recursive doubling/halving over the group positions. Raises BadInput for other kinds."""
+def schedule(collective: Collective, order: Sequence[int] | np.ndarray | None = None) -> Schedule:
+    """Recursive doubling/halving; order[i] is the group position at corner i of the hypercube.
+
+    Raises BadInput for an `order` that is no permutation and for kinds other than KINDS.
+    """
+    return in_order(_schedule, collective, order)
+
+
+def _schedule(collective: Collective) -> Schedule:
     makers = {
         "all_reduce": _all_reduce,
         "all_gather": _all_gather,

@@ -11,7 +11,7 @@ import numpy as np
 
 from trnsim.device.errors import BadInput
 
-from ..schedule import Block, Collective, Schedule, block
+from ..schedule import Block, Collective, Schedule, block, in_order
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 
@@ -22,10 +22,10 @@ def schedule(collective: Collective, order: Sequence[int] | np.ndarray | None = 
     Chunk i belongs to the i-th rank of the ring. Raises BadInput for an `order` that is no
     permutation and for kinds other than KINDS.
     """
-    n = collective.ranks
-    ring = np.arange(n) if order is None else np.asarray(order, np.int64)
-    if not np.array_equal(np.sort(ring), np.arange(n)):
-        raise BadInput("ring order", ring.tolist(), f"each of 0..{n - 1} once")
+    return in_order(_schedule, collective, order)
+
+
+def _schedule(collective: Collective) -> Schedule:
     phases = {
         "all_reduce": (_reduce_phase, _gather_phase),
         "reduce_scatter": (_reduce_phase,),
@@ -34,26 +34,25 @@ def schedule(collective: Collective, order: Sequence[int] | np.ndarray | None = 
     }
     if collective.kind not in phases:
         raise BadInput("collective of algorithm ring", collective.kind, KINDS)
-    blocks = tuple(phase(collective, ring) for phase in phases[collective.kind]) if n > 1 else ()
-    whole = collective.kind in ("all_reduce", "broadcast")
-    return Schedule("ring", n, n if whole else 1, blocks, None if whole else ring)
+    n = collective.ranks
+    blocks = tuple(phase(n, collective.root) for phase in phases[collective.kind]) if n > 1 else ()
+    return Schedule("ring", n, n if collective.pieces == 1 else 1, blocks)
 
 
-def _reduce_phase(collective: Collective, ring: np.ndarray) -> Block:
-    """Round k: place i sends chunk i - 1 - k, so that it ends with the whole sum of chunk i."""
-    n = len(ring)
-    first = np.arange(n) - 1
-    return block(ring, np.roll(ring, -1), first, step=-1, count=n - 1, modulus=n, reduce=True)
+def _reduce_phase(n: int, root: int) -> Block:
+    """Round k: rank i sends chunk i - 1 - k, so that it ends with the whole sum of chunk i."""
+    ranks = np.arange(n)
+    next_one = (ranks + 1) % n
+    return block(ranks, next_one, ranks - 1, step=-1, count=n - 1, modulus=n, reduce=True)
 
 
-def _gather_phase(collective: Collective, ring: np.ndarray) -> Block:
-    """Round k: place i sends chunk i - k, which it got in the round before."""
-    n = len(ring)
-    return block(ring, np.roll(ring, -1), np.arange(n), step=-1, count=n - 1, modulus=n)
+def _gather_phase(n: int, root: int) -> Block:
+    """Round k: rank i sends chunk i - k, which it got in the round before."""
+    ranks = np.arange(n)
+    return block(ranks, (ranks + 1) % n, ranks, step=-1, count=n - 1, modulus=n)
 
 
-def _scatter_phase(collective: Collective, ring: np.ndarray) -> Block:
-    """The root gives chunk i to place i."""
-    n = len(ring)
-    chunks = np.flatnonzero(ring != collective.root)
-    return block(np.full(n - 1, collective.root), ring[chunks], chunks, modulus=n)
+def _scatter_phase(n: int, root: int) -> Block:
+    """The root gives chunk i to rank i."""
+    others = np.delete(np.arange(n), root)
+    return block(np.full(n - 1, root), others, others, modulus=n)
