@@ -13,6 +13,8 @@ Rules:
   engines: a transfer uses the time that those added before it leave idle. Its end is seen by
   others `dma_semaphore_ps` later.
 - Only DMA reaches HBM.
+- On NeuronCore v2 some engines share a port of a memory (`SHARED_PORTS`): an instruction that uses
+  it waits for a time when the other engine does not.
 
 Loops that have become steady need not be run to the end: see `mark`, `repeats`, `fast_forward`.
 """
@@ -30,6 +32,11 @@ from .units import cycles_ps
 
 _NUMBER = {name: number for number, name in enumerate(ENGINES)}
 _DMA = _NUMBER["dma"]
+SHARED_PORTS = (("sbuf", ("vector", "gpsimd")), ("psum", ("vector", "scalar")))
+"""Memories that two engines reach through one port on NeuronCore v2
+(trainium_inferentia2_arch.rst); later generations have none."""
+
+Port = tuple[str, tuple[str, ...]]
 _SPANS_KEPT = 64  # busy periods of the DMA engines in which idle time is still looked for
 _RECORDS_KEPT = 64  # recent accesses of an HBM tensor that are told apart
 
@@ -118,6 +125,55 @@ class _Extent:
         self.near: list[_Extent] = [self]
 
 
+class _Spans:
+    """When a shared resource is taken: sorted [start, end) periods, of which the last are kept."""
+
+    __slots__ = ("spans", "closed")
+
+    def __init__(self, now: int) -> None:
+        self.spans: list[list[int]] = []
+        self.closed = now
+
+    def shift(self, delta: int) -> None:
+        self.spans = [[start + delta, end + delta] for start, end in self.spans]
+        self.closed += delta
+
+    def fill(self, earliest: int, duration: int) -> tuple[int, int]:
+        """Takes `duration` of idle time from `earliest` on, in pieces if need be; (start, end)."""
+        spans = self.spans
+        time = earliest = max(earliest, self.closed)
+        index = last = bisect_left(spans, earliest, key=lambda span: span[1])
+        start = end = None
+        left = duration
+        while end is None and last < len(spans):
+            begin, stop = spans[last]
+            idle = begin - time
+            if idle > 0:
+                start = time if start is None else start
+                if idle > left:
+                    break
+                left -= idle
+                end = begin if not left else None
+            time, last = max(time, stop), last + 1
+        start = time if start is None else start
+        end = time + left if end is None else end
+        low = min(earliest, spans[index][0]) if last > index else earliest
+        spans[index:last] = [[low, max(end, time)]]
+        if len(spans) > _SPANS_KEPT:
+            self.closed = spans.pop(0)[1]
+        return start, end
+
+    def gap(self, earliest: int, duration: int) -> int:
+        """The first moment from `earliest` on with `duration` of idle time in one piece."""
+        time = max(earliest, self.closed)
+        index = bisect_left(self.spans, time, key=lambda span: span[1])
+        for begin, stop in self.spans[index:]:
+            if begin - time >= duration:
+                break
+            time = max(time, stop)
+        return time
+
+
 class Timeline:
     """The clocks of one core's engines, advanced by `add`.
 
@@ -132,6 +188,7 @@ class Timeline:
         dma_semaphore_ps: int = 0,
         dma_start_ps: int = 0,
         latency_ps: Mapping[str, int] | None = None,
+        ports: Sequence[Port] = (),
         bucket_bytes: int = 2048,
         record: bool = False,
     ) -> None:
@@ -139,7 +196,7 @@ class Timeline:
         self.dma_start_ps = dma_start_ps
         latency = latency_ps or {}
         self._latency = [latency.get(engine, 0) for engine in ENGINES]
-        self._bucket = bucket_bytes
+        self._bucket, self._shared = bucket_bytes, tuple(ports)
         self.record, self.watching = record, False
         self.events: list[Event] = []
         self.reset()
@@ -156,6 +213,7 @@ class Timeline:
             dma_semaphore_ps=chip.dma_semaphore_ps,
             dma_start_ps=chip.dma_start_ps,
             latency_ps=latency | {"scalar": chip.scalar_fixed_ps},
+            ports=SHARED_PORTS if chip.generation == 2 else (),
             record=record,
         )
 
@@ -175,8 +233,8 @@ class Timeline:
         self._buckets: dict[tuple[str, int], list[tuple[tuple, _Clock]]] = {}
         self._extents: dict[tuple[int, int], _Extent] = {}
         self._queues: dict[str, int] = {}
-        self._spans: list[list[int]] = []
-        self._closed = now
+        self._dma = _Spans(now)
+        self._ports = {port: _Spans(now) for port in self._shared}
 
     def drain(self) -> int:
         """Waits until everything has ended and is visible; returns that time."""
@@ -258,6 +316,8 @@ class Timeline:
                 for reader, done in near.reads.items():
                     if reader != number and done > start:
                         start = done
+        if self._ports:
+            start = self._through_ports(ENGINES[number], start, duration, (*reads, *writes))
         end = start + duration
         commit = end + self._latency[number]
         self._free[number] = end
@@ -301,6 +361,23 @@ class Timeline:
         self._clocks[region] = clock
         return clock
 
+    def _through_ports(self, engine: str, start: int, duration: int, views: Sequence[View]) -> int:
+        """The first start at which no port that the instruction uses is taken; takes them."""
+        spaces = {view.space for view in views}
+        used = [
+            spans
+            for (space, engines), spans in self._ports.items()
+            if engine in engines and space in spaces
+        ]
+        settled = None
+        while settled != start:
+            settled = start
+            for spans in used:
+                start = spans.gap(start, duration)
+        for spans in used:
+            spans.fill(start, duration)
+        return start
+
     # ---- DMA -------------------------------------------------------------------------------
 
     def _transfer(
@@ -328,7 +405,7 @@ class Timeline:
                 for near in clock.near:
                     ready = max(ready, near.visible, *near.reads.values())
         earliest = max(ready + self.dma_start_ps, self._queues.get(queue, 0))
-        start, end = self._occupy(earliest, duration)
+        start, end = self._dma.fill(earliest, duration)
         self._queues[queue] = end
         self._free[_DMA] = max(self._free[_DMA], end)
         seen = end + self.dma_semaphore_ps
@@ -357,35 +434,6 @@ class Timeline:
                     other.near.append(found)
             self._extents[key] = found
         return found
-
-    def _occupy(self, earliest: int, duration: int) -> tuple[int, int]:
-        """Takes `duration` of the DMA engines' idle time from `earliest` on; (start, end).
-
-        Busy periods are kept apart as sorted [start, end) spans. A transfer may be interrupted by
-        those that were there before it.
-        """
-        spans = self._spans
-        time = earliest = max(earliest, self._closed)
-        index = last = bisect_left(spans, earliest, key=lambda span: span[1])
-        start = end = None
-        left = duration
-        while end is None and last < len(spans):
-            begin, stop = spans[last]
-            idle = begin - time
-            if idle > 0:
-                start = time if start is None else start
-                if idle > left:
-                    break
-                left -= idle
-                end = begin if not left else None
-            time, last = max(time, stop), last + 1
-        start = time if start is None else start
-        end = time + left if end is None else end
-        low = min(earliest, spans[index][0]) if last > index else earliest
-        spans[index:last] = [[low, max(end, time)]]
-        if len(spans) > _SPANS_KEPT:
-            self._closed = spans.pop(0)[1]
-        return start, end
 
     # ---- steady loops ----------------------------------------------------------------------
 
@@ -446,6 +494,6 @@ class Timeline:
         for extent in self._extents.values():
             extent.reads.shift(since.count, delta)
             extent.writes.shift(since.count, delta)
-        self._spans = [[start + delta, end + delta] for start, end in self._spans]
-        self._closed += delta
+        for spans in (self._dma, *self._ports.values()):
+            spans.shift(delta)
         self._end += delta

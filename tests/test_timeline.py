@@ -178,6 +178,32 @@ def test_bounds():
     assert (t.overlapped, t.serial) == (11, 17)
 
 
+def test_shared_ports_of_v2():
+    """Vector and Scalar do not read PSUM at once on Trainium1; on Trainium2 they do."""
+    trn1 = load_chip("trn1")
+    for chip, expected in ((trn1, [(0, 100), (100, 150), (0, 70), (100, 130)]), (TRN2, None)):
+        t = Timeline.of(chip, record=True)
+        p, q = tiles(2, "psum")
+        a, b, c, d = tiles(4)
+        t.add("vector", 100, [p], [a])
+        t.add("scalar", 50, [q], [b])  # the PSUM port is Vector's until 100
+        t.add("tensor", 70, [c], [])  # has ports of its own
+        t.add("gpsimd", 30, [d], [])  # the SBUF port is Vector's until 100
+        apart = [(0, 100), (0, 50), (0, 70), (0, 30)]
+        assert [e[2:4] for e in t.events] == (expected or apart)
+
+
+def test_a_shared_port_is_used_when_it_is_idle():
+    t = Timeline(ports=[("psum", ("vector", "scalar"))], record=True)
+    p, q, r = tiles(3, "psum")
+    (a,) = tiles(1)
+    t.add("tensor", 200, [], [p])
+    t.add("vector", 50, [p], [a])  # from 200 to 250
+    t.add("scalar", 150, [q], [])  # before that
+    t.add("scalar", 60, [r], [])  # 50 are left before it: too short
+    assert [e[2:4] for e in t.events] == [(0, 200), (200, 250), (0, 150), (250, 310)]
+
+
 def test_unknown_engine():
     with pytest.raises(BadInput, match="^engine: tensr is not valid.*nearest valid: tensor$"):
         timeline().add("tensr", 1)

@@ -135,6 +135,12 @@ class TensorScalar(Instruction):
 
     def execute(self) -> None:
         dst = self.dst.array
+        second = self.op1 is None or (self.op1 in _UFUNCS and not isinstance(self.operand1, View))
+        if second and _in_place(self.op0, self.src, self.operand0, self.reverse0, dst):
+            if self.op1 is not None:
+                sides = (self.operand1, dst) if self.reverse1 else (dst, self.operand1)
+                _UFUNCS[self.op1](*sides, out=dst)
+            return
         src = _in_floats(self.src, self.dst, self.op0, self.operand0, self.operand1)
         middle = dst.dtype if self.op1 is None else compute_dtype(src.dtype)
         value = _one_sided(self.op0, src, self.operand0, self.reverse0, middle)
@@ -463,6 +469,19 @@ def two_input_cycles(instruction: Instruction, chip: Chip, a: View, b: View, dst
     elif a.dtype in HALVES and b.dtype in HALVES and dst.dtype in HALVES:
         elements = elements / chip.vector_tensor_tensor_fast_factor
     return lane_cycles(chip, elements, a, b, dst)
+
+
+def _in_place(op: str, src: View, operand: Scalar, reverse: bool, dst: np.ndarray) -> bool:
+    """dst = src `op` operand written directly, if everything is float32. False if it is not."""
+    ufunc, array = _UFUNCS.get(op), src.array
+    if ufunc is None or array.dtype != _FLOAT32 or dst.dtype != _FLOAT32:
+        return False
+    other = column(operand, array)
+    if isinstance(other, np.ndarray) and other.dtype != _FLOAT32:
+        return False
+    left, right = (other, array) if reverse else (array, other)
+    ufunc(left, right, out=dst)
+    return True
 
 
 def _in_floats(src: View, dst: View, op: str, *operands: Scalar | None) -> np.ndarray:
