@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 from jax.experimental import io_callback
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from trnsim.cluster.frontends import jax as frontend
@@ -399,32 +399,31 @@ def assert_same(found: Sequence[np.ndarray], expected: Sequence[np.ndarray], lim
             assert relative_error(a, b) <= limit
 
 
+def agrees_with_jax(function: Callable, *arguments: Any) -> Lowered:
+    lowered = frontend.lower(function, *arguments)
+    well_formed(lowered)
+    found = Lockstep(lowered).run(numpy_leaves(arguments))
+    assert_same(found, numpy_leaves(jax.jit(function)(*arguments)), 1e-5)
+    return lowered
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_ranks_compute_what_jax_computes(name: str) -> None:
     function, *arguments = PROGRAMS[name](frontend.device_mesh({"dp": 2, "tp": 2}))
-    lowered = frontend.lower(function, *arguments)
-    well_formed(lowered)
-    assert lowered.ranks == 4
-    found = Lockstep(lowered).run(numpy_leaves(arguments))
-    assert_same(found, numpy_leaves(jax.jit(function)(*arguments)), 1e-5)
+    assert agrees_with_jax(function, *arguments).ranks == 4
 
 
 @pytest.mark.parametrize("axes", [{"dp": 1, "tp": 1}, {"dp": 2, "tp": 4}, {"tp": 2, "dp": 2}])
 @pytest.mark.parametrize("name", ["scan_over_layers", "sum_over_axes", "resharding", "branches"])
 def test_other_meshes(name: str, axes: dict[str, int]) -> None:
     function, *arguments = PROGRAMS[name](frontend.device_mesh(axes))
-    lowered = frontend.lower(function, *arguments)
-    well_formed(lowered)
-    assert lowered.ranks == int(np.prod(list(axes.values())))
-    found = Lockstep(lowered).run(numpy_leaves(arguments))
-    assert_same(found, numpy_leaves(jax.jit(function)(*arguments)), 1e-5)
+    assert agrees_with_jax(function, *arguments).ranks == int(np.prod(list(axes.values())))
 
 
 def test_rbg_bits_are_one_operator() -> None:
     mesh = frontend.device_mesh({"dp": 2})
     key = place(mesh, jax.random.key(0, impl="rbg"))
-    lowered = frontend.lower(lambda k: jax.random.normal(k, (8,)), key)
-    well_formed(lowered)
+    lowered = agrees_with_jax(lambda k: jax.random.normal(k, (8,)), key)
     assert (lowered.inputs[0].shape, lowered.inputs[0].dtype) == ((4,), "ui32")
     assert sum(op.name == "rng_bit_generator" for op in lowered.module.body.walk()) == 1
 
@@ -446,6 +445,30 @@ def test_a_mesh_only_inside_shard_map() -> None:
     assert lowered.ranks == 4
     (found,) = Lockstep(lowered).run([np.arange(8, dtype=np.float32)])
     np.testing.assert_array_equal(found, [12, 16])
+
+
+def test_ranks_follow_the_order_of_the_mesh() -> None:
+    mesh = Mesh(np.array(jax.devices()[:3:-1]).reshape(2, 2), ("dp", "tp"))
+    turned = NamedSharding(mesh, P("tp", "dp"))
+    x = normal(mesh, (8, 8), "dp", "tp")
+    agrees_with_jax(lambda x: lax.with_sharding_constraint(jnp.cumsum(x, 0), turned), x)
+
+
+def test_explicit_axes() -> None:
+    mesh = jax.make_mesh((2, 2), ("dp", "tp"), axis_types=(AxisType.Explicit,) * 2)
+    with jax.set_mesh(mesh):
+        lowered = agrees_with_jax(
+            lambda x: jax.reshard(x, P(None, "dp")), normal(mesh, (8, 8), "tp")
+        )
+    assert lowered.outputs[0].local.shape == (8, 4)
+
+
+def test_64_bits_only_when_jax_has_them() -> None:
+    x = np.arange(3.0)
+    assert frontend.lower(lambda x: x, x).outputs[0].dtype == "f32"
+    with jax.enable_x64(True):
+        lowered = agrees_with_jax(lambda x: (x * 2, jnp.arange(4)), x)
+    assert [s.dtype for s in lowered.outputs] == ["f64", "i64"]
 
 
 def test_output_shardings_can_be_stated() -> None:

@@ -4,6 +4,7 @@ Calls and composites are inlined, tuples flattened, markers (sharding, barriers)
 and `dot` becomes `dot_general`.
 """
 
+import os
 import re
 import site
 import sysconfig
@@ -19,6 +20,18 @@ from jaxlib.mlir.dialects import stablehlo as hlo
 from trnsim.device.dtypes import numpy_dtype
 from trnsim.device.errors import Unsupported
 from trnsim.device.ops.ir import Block, Module, Operation, TensorType
+
+from .attributes import (
+    ATTRIBUTES,
+    COLLECTIVES,
+    Attributes,
+    Unmodelled,
+    channel,
+    integer,
+    integers,
+    short_name,
+    topk,
+)
 
 PLAIN = frozenset(
     """
@@ -40,10 +53,7 @@ MARKERS = frozenset(
     xla.sdy.FuncResultSharding xla.sdy.GlobalToLocalShape xla.sdy.LocalToGlobalShape
     """.split()
 )  # custom calls that only carry a sharding
-REDUCTIONS = frozenset(["add", "multiply", "minimum", "maximum", "and", "or"])
 TERMINATORS = frozenset(["return"])
-
-Attributes = dict[str, Any]
 
 
 def module_from_bytecode(context: mlir.Context, bytecode: bytes, name: str, ranks: int) -> Module:
@@ -54,10 +64,6 @@ def module_from_bytecode(context: mlir.Context, bytecode: bytes, name: str, rank
     with context:
         module = mlir.Module.parse(bytecode)
         return _Translation(module, ranks).module(name)
-
-
-class _Unmodelled(Exception):
-    """What is not modelled; the operator at hand adds its source line."""
 
 
 class _Translation:
@@ -71,9 +77,8 @@ class _Translation:
         self.functions: dict[str, Any] = {}
         for operation in module.body.operations:
             if operation.operation.name == "func.func":
-                self.functions[
-                    mlir.StringAttr(operation.operation.attributes["sym_name"]).value
-                ] = operation
+                name = mlir.StringAttr(operation.operation.attributes["sym_name"])
+                self.functions[name.value] = operation
 
     def module(self, name: str) -> Module:
         for op in _operations(self.root):  # before the tokens that callbacks bring
@@ -81,7 +86,7 @@ class _Translation:
                 raise self.unsupported(f"host callback ({_callback(op)})", op)
         try:
             body = self.block(self.functions["main"].regions[0].blocks[0], {})
-        except _Unmodelled as error:
+        except Unmodelled as error:
             raise Unsupported(f"{error} is not modelled (an argument of {name})") from None
         return Module(name, tuple(self.types), body)
 
@@ -103,7 +108,7 @@ class _Translation:
     def operation(self, op: Any, scope: dict, out: list[Operation]) -> None:
         try:
             self.translate(short_name(op), op, scope, out)
-        except _Unmodelled as error:
+        except Unmodelled as error:
             raise self.unsupported(str(error), op) from None
 
     def translate(self, name: str, op: Any, scope: dict, out: list[Operation]) -> None:
@@ -112,12 +117,12 @@ class _Translation:
             special(self, op, scope, out)
         elif name in PLAIN:
             self.emit(name, op, scope, out, {})
-        elif name in _ATTRIBUTES:
-            self.emit(name, op, scope, out, _ATTRIBUTES[name](op))
-        elif name in _COLLECTIVES:
+        elif name in ATTRIBUTES:
+            self.emit(name, op, scope, out, ATTRIBUTES[name](op))
+        elif name in COLLECTIVES:
             self.collective(name, op, scope, out)
         else:
-            raise _Unmodelled(f"operator {op.name.removeprefix('stablehlo.')}")
+            raise Unmodelled(f"operator {op.name.removeprefix('stablehlo.')}")
 
     def where(self, op: Any) -> str:
         """The source line of an operator, or of the call that it came from, or empty."""
@@ -137,9 +142,9 @@ class _Translation:
 
     def collective(self, name: str, op: Any, scope: dict, out: list[Operation]) -> None:
         """One operation per operand: a variadic collective is that many collectives."""
-        attributes = _COLLECTIVES[name](op) | {"channel_id": _channel(op)}
+        attributes = COLLECTIVES[name](op) | {"channel_id": channel(op)}
         if name == "collective_permute":
-            pairs = _integers(op, "source_target_pairs")
+            pairs = integers(op, "source_target_pairs")
             attributes["source_target_pairs"] = tuple((int(a), int(b)) for a, b in pairs)
         else:
             attributes["replica_groups"] = self.groups(op)
@@ -150,11 +155,11 @@ class _Translation:
     def groups(self, op: Any) -> tuple[tuple[int, ...], ...]:
         attribute = op.attributes["replica_groups"]
         if hlo.ReplicaGroupMeshAxesAttr.isinstance(attribute):  # jaxlib loses their device order
-            raise _Unmodelled(f"operator {short_name(op)} with mesh axes for replica groups")
+            raise Unmodelled(f"operator {short_name(op)} with mesh axes for replica groups")
         rows = np.asarray(mlir.DenseIntElementsAttr(attribute))
         if rows.size == 0:
             return (tuple(range(self.ranks)),)
-        if not _channel(op):  # groups of replicas, of which there is one: each rank is alone
+        if not channel(op):  # groups of replicas, of which there is one: each rank is alone
             return tuple((rank,) for rank in range(self.ranks))
         return tuple(tuple(int(r) for r in row if r >= 0) for row in rows)
 
@@ -206,15 +211,15 @@ class _Translation:
             self.alias(op, scope, out)
         elif target == "mhlo.topk":
             attributes = mlir.DictAttr(op.attributes["mhlo.attributes"])
-            self.emit("topk", op, scope, out, _topk(attributes))
+            self.emit("topk", op, scope, out, topk(attributes))
         else:
-            raise _Unmodelled(f"operator custom_call @{target}")
+            raise Unmodelled(f"operator custom_call @{target}")
 
     def tuple(self, op: Any, scope: dict, out: list[Operation]) -> None:
         scope[op.results[0]] = tuple(scope[value] for value in op.operands)
 
     def get_tuple_element(self, op: Any, scope: dict, out: list[Operation]) -> None:
-        scope[op.results[0]] = scope[op.operands[0]][_int(op, "index")]
+        scope[op.results[0]] = scope[op.operands[0]][integer(op, "index")]
 
 
 _SPECIAL: dict[str, Callable] = {
@@ -245,11 +250,6 @@ def _callback(op: Any) -> str:
     return target if "callback" in target else ""
 
 
-def short_name(op: Any) -> str:
-    """The operator's name without its dialect."""
-    return op.name.rpartition(".")[2]
-
-
 def _flat(values: Sequence) -> tuple[int, ...]:
     flat: list[int] = []
     for value in values:
@@ -259,12 +259,12 @@ def _flat(values: Sequence) -> tuple[int, ...]:
 
 def _tensor_type(kind: Any) -> TensorType:
     if not isinstance(kind, mlir.RankedTensorType):
-        raise _Unmodelled(f"a value of type {kind}")
+        raise Unmodelled(f"a value of type {kind}")
     dtype = str(kind.element_type)
     try:
         numpy_dtype(dtype)
     except Unsupported:
-        raise _Unmodelled(f"dtype {dtype}") from None
+        raise Unmodelled(f"dtype {dtype}") from None
     return TensorType(tuple(kind.shape), dtype)
 
 
@@ -303,234 +303,23 @@ def _libraries() -> tuple[str, ...]:
 
 
 @cache
-def _source_line(text: str) -> str:
+def _source_line(text: str, folder: str) -> str:
     frames = re.findall(r'"([^"\n]*)":(\d+):\d+', text)
     if not frames:
         return ""
     mine = [f for f in frames if not f[0].startswith(_libraries()) and not f[0].startswith("<")]
     file, line = (mine or frames)[0]
     path = Path(file)
-    if path.is_absolute() and path.is_relative_to(Path.cwd()):
-        path = path.relative_to(Path.cwd())
+    if path.is_relative_to(folder):
+        path = path.relative_to(folder)
     return f"{path}:{line}"
 
 
 def location(op: Any) -> str:
     """`file:line` of the innermost frame outside installed libraries, or empty."""
-    return _source_line(str(op.location))
+    return _source_line(str(op.location), os.getcwd())
 
-
-def _int(op: Any, key: str) -> int:
-    return int(mlir.IntegerAttr(op.attributes[key]).value)
-
-
-def _bool(op: Any, key: str) -> bool:
-    return key in op.attributes and bool(mlir.BoolAttr(op.attributes[key]).value)
-
-
-def _integers(op: Any, key: str) -> np.ndarray:
-    return np.asarray(mlir.DenseIntElementsAttr(op.attributes[key]))
-
-
-def _ints(op: Any, key: str) -> tuple[int, ...]:
-    return tuple(int(i) for i in mlir.DenseI64ArrayAttr(op.attributes[key]))
-
-
-def _ints_or(op: Any, key: str, count: int, default: int) -> tuple[int, ...]:
-    return _ints(op, key) if key in op.attributes else (default,) * count
-
-
-def _channel(op: Any) -> int:
-    if "channel_handle" not in op.attributes:
-        return 0
-    return int(hlo.ChannelHandle(op.attributes["channel_handle"]).handle)
-
-
-def _padding(op: Any, count: int) -> tuple[tuple[int, int], ...]:
-    if "padding" not in op.attributes:
-        return ((0, 0),) * count
-    return tuple((int(low), int(high)) for low, high in _integers(op, "padding"))
-
-
-def _enum(op: Any, key: str, kind: Any) -> str:
-    return str(kind(op.attributes[key]).value)
-
-
-def _rank(value: Any) -> int:
-    return mlir.RankedTensorType(value.type).rank
-
-
-def _compare(op: Any) -> Attributes:
-    kind = "NOTYPE"
-    if "compare_type" in op.attributes:
-        kind = _enum(op, "compare_type", hlo.ComparisonTypeAttr)
-    direction = _enum(op, "comparison_direction", hlo.ComparisonDirectionAttr)
-    return {"direction": direction, "compare_type": kind}
-
-
-def _dot_general(op: Any) -> Attributes:
-    numbers = hlo.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
-    return {
-        "lhs_batch": tuple(numbers.lhs_batching_dimensions),
-        "rhs_batch": tuple(numbers.rhs_batching_dimensions),
-        "lhs_contracting": tuple(numbers.lhs_contracting_dimensions),
-        "rhs_contracting": tuple(numbers.rhs_contracting_dimensions),
-    }
-
-
-def _gather(op: Any) -> Attributes:
-    numbers = hlo.GatherDimensionNumbers(op.attributes["dimension_numbers"])
-    return {
-        "offset_dims": tuple(numbers.offset_dims),
-        "collapsed_slice_dims": tuple(numbers.collapsed_slice_dims),
-        "operand_batching_dims": tuple(numbers.operand_batching_dims),
-        "start_indices_batching_dims": tuple(numbers.start_indices_batching_dims),
-        "start_index_map": tuple(numbers.start_index_map),
-        "index_vector_dim": int(numbers.index_vector_dim),
-        "slice_sizes": _ints(op, "slice_sizes"),
-    }
-
-
-def _scatter(op: Any) -> Attributes:
-    numbers = hlo.ScatterDimensionNumbers(op.attributes["scatter_dimension_numbers"])
-    return {
-        "update_window_dims": tuple(numbers.update_window_dims),
-        "inserted_window_dims": tuple(numbers.inserted_window_dims),
-        "input_batching_dims": tuple(numbers.input_batching_dims),
-        "scatter_indices_batching_dims": tuple(numbers.scatter_indices_batching_dims),
-        "scatter_dims_to_operand_dims": tuple(numbers.scattered_dims_to_operand_dims),
-        "index_vector_dim": int(numbers.index_vector_dim),
-    }
-
-
-def _reduce_window(op: Any) -> Attributes:
-    sizes = _ints(op, "window_dimensions")
-    count = len(sizes)
-    return {
-        "window_dimensions": sizes,
-        "window_strides": _ints_or(op, "window_strides", count, 1),
-        "base_dilations": _ints_or(op, "base_dilations", count, 1),
-        "window_dilations": _ints_or(op, "window_dilations", count, 1),
-        "padding": _padding(op, count),
-    }
-
-
-def _select_and_scatter(op: Any) -> Attributes:
-    count = _rank(op.operands[0])
-    return {
-        "window_dimensions": _ints_or(op, "window_dimensions", count, 1),
-        "window_strides": _ints_or(op, "window_strides", count, 1),
-        "padding": _padding(op, count),
-    }
-
-
-def _convolution(op: Any) -> Attributes:
-    numbers = hlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
-    spatial = len(numbers.input_spatial_dimensions)
-    reversal = (False,) * spatial
-    if "window_reversal" in op.attributes:
-        reversal = tuple(bool(b) for b in mlir.DenseBoolArrayAttr(op.attributes["window_reversal"]))
-    return {
-        "window_strides": _ints_or(op, "window_strides", spatial, 1),
-        "padding": _padding(op, spatial),
-        "lhs_dilation": _ints_or(op, "lhs_dilation", spatial, 1),
-        "rhs_dilation": _ints_or(op, "rhs_dilation", spatial, 1),
-        "window_reversal": reversal,
-        "input_batch": numbers.input_batch_dimension,
-        "input_feature": numbers.input_feature_dimension,
-        "input_spatial": tuple(numbers.input_spatial_dimensions),
-        "kernel_input_feature": numbers.kernel_input_feature_dimension,
-        "kernel_output_feature": numbers.kernel_output_feature_dimension,
-        "kernel_spatial": tuple(numbers.kernel_spatial_dimensions),
-        "output_batch": numbers.output_batch_dimension,
-        "output_feature": numbers.output_feature_dimension,
-        "output_spatial": tuple(numbers.output_spatial_dimensions),
-        "feature_group_count": _int(op, "feature_group_count"),
-        "batch_group_count": _int(op, "batch_group_count"),
-    }
-
-
-def _sort(op: Any) -> Attributes:
-    rank = _rank(op.operands[0])
-    dimension = _int(op, "dimension") if "dimension" in op.attributes else -1
-    return {"dimension": dimension % rank, "is_stable": _bool(op, "is_stable")}
-
-
-def _topk(attributes: Any) -> Attributes:
-    largest = "largest" not in attributes or bool(mlir.BoolAttr(attributes["largest"]).value)
-    return {"k": int(mlir.IntegerAttr(attributes["k"]).value), "largest": largest}
-
-
-def _rng(op: Any) -> Attributes:
-    return {"algorithm": _enum(op, "rng_algorithm", hlo.RngAlgorithmAttr)}
-
-
-def _reduction(op: Any) -> str:
-    """The name of a two-argument reduction region. Raises Unsupported for any other region."""
-    block = op.regions[0].blocks[0]
-    operations = list(block.operations)
-    name = short_name(operations[0].operation)
-    simple = len(operations) == 2 and name in REDUCTIONS
-    if not simple or set(operations[0].operation.operands) != set(block.arguments):
-        raise _Unmodelled(f"{short_name(op)} with a reduction other than one operator")
-    return name
-
-
-def _all_to_all(op: Any) -> Attributes:
-    return {
-        "split_dimension": _int(op, "split_dimension"),
-        "concat_dimension": _int(op, "concat_dimension"),
-        "split_count": _int(op, "split_count"),
-    }
-
-
-_ATTRIBUTES: dict[str, Callable[[Any], Attributes]] = {
-    "iota": lambda op: {"dimension": _int(op, "iota_dimension")},
-    "broadcast_in_dim": lambda op: {"dimensions": _ints(op, "broadcast_dimensions")},
-    "transpose": lambda op: {"permutation": _ints(op, "permutation")},
-    "slice": lambda op: {
-        "start": _ints(op, "start_indices"),
-        "limit": _ints(op, "limit_indices"),
-        "strides": _ints(op, "strides"),
-    },
-    "dynamic_slice": lambda op: {"sizes": _ints(op, "slice_sizes")},
-    "concatenate": lambda op: {"dimension": _int(op, "dimension")},
-    "pad": lambda op: {
-        "low": _ints(op, "edge_padding_low"),
-        "high": _ints(op, "edge_padding_high"),
-        "interior": _ints(op, "interior_padding"),
-    },
-    "reverse": lambda op: {"dimensions": _ints(op, "dimensions")},
-    "compare": _compare,
-    "dot_general": _dot_general,
-    "gather": _gather,
-    "scatter": _scatter,
-    "reduce": lambda op: {"dimensions": _ints(op, "dimensions")},
-    "reduce_window": _reduce_window,
-    "select_and_scatter": _select_and_scatter,
-    "sort": _sort,
-    "convolution": _convolution,
-    "rng_bit_generator": _rng,
-    "reduce_precision": lambda op: {
-        "exponent_bits": _int(op, "exponent_bits"),
-        "mantissa_bits": _int(op, "mantissa_bits"),
-    },
-    "topk": lambda op: _topk(op.attributes),
-    "top_k": lambda op: _topk(op.attributes),
-}
-
-_COLLECTIVES: dict[str, Callable[[Any], Attributes]] = {
-    "all_reduce": lambda op: {"reduction": _reduction(op)},
-    "reduce_scatter": lambda op: {
-        "dimension": _int(op, "scatter_dimension"),
-        "reduction": _reduction(op),
-    },
-    "all_gather": lambda op: {"dimension": _int(op, "all_gather_dim")},
-    "all_to_all": _all_to_all,
-    "collective_permute": lambda op: {},
-    "collective_broadcast": lambda op: {},
-}
 
 OPERATORS = (
-    PLAIN | set(_ATTRIBUTES) - {"top_k"} | set(_COLLECTIVES) | {"constant"}
+    PLAIN | set(ATTRIBUTES) - {"top_k"} | set(COLLECTIVES) | {"constant"}
 )  # every name a translated module can contain
