@@ -27,14 +27,14 @@ Reducing transfers compute in float32 and round to the dtype at each transfer, a
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 
 import numpy as np
 
 from trnsim.device.dtypes import dtype_name, is_float, numpy_dtype
 from trnsim.device.errors import CollectiveMismatch, TrnsimError
 
-from .schedule import Block, Collective, Schedule, Slot, part_counts
+from .schedule import Block, Collective, Schedule, Slot
 
 _UFUNCS: dict[str, np.ufunc] = {
     "add": np.add,
@@ -112,77 +112,54 @@ class RankView:
         input: np.ndarray,
         output: np.ndarray,
     ) -> None:
-        _check_buffer(collective, rank, "input", input, collective.input_count(rank))
-        _check_buffer(collective, rank, "output", output, collective.output_count(rank))
         self.collective, self.schedule, self.rank, self.output = collective, schedule, rank, output
-        self._chunks = _chunks(collective, schedule)
-        self._staged: set[int] = set()
+        self._part = _part(collective, schedule, rank)
+        self._part.check("input", input)
+        self._part.check("output", output)
         whole = collective.kind == "all_reduce" and _same(input, output)
         source = input if whole or not np.may_share_memory(input, output) else input.copy()
-        self._held = self._chunks.slots(collective.inputs(rank), source)
-        self._final = self._chunks.slots(collective.outputs(rank), output)
+        self._held = {chunk: source[where] for chunk, where in self._part.inputs.items()}
+        self._final = {chunk: output[where] for chunk, where in self._part.outputs.items()}
+        self._staged: set[int] = set()
 
     def rounds(self) -> Iterator[Round]:
         """The rounds in order; finish each one (see the protocol) before asking for the next."""
-        index = 0
-        for block in self.schedule.blocks:
-            mine = np.flatnonzero((block.src == self.rank) | (block.dst == self.rank))
-            for repetition in range(block.count):
-                yield self._round(index, block, repetition, mine)
-                index += 1
+        for index, (out, into) in enumerate(self._part.steps):
+            sends = tuple(Send(m.peer, m.count, partial(self._payload, m)) for m in out)
+            receives = tuple(Receive(m.peer, m.count, partial(self._apply, m)) for m in into)
+            yield Round(index, sends, receives)
 
     def finish(self) -> None:
         """Move what is not in its output place yet; zeros for a rank that a permute skips."""
         if not self._final:
             self.output[...] = 0
         for chunk, place in self._final.items():
-            if not place.size:
+            held = self._held.get(chunk)
+            if held is place or not place.size:
                 continue  # empty chunks do not travel
-            if chunk not in self._held:
+            if held is None:
                 raise TrnsimError(f"rank {self.rank}: chunk {chunk} never arrived")
-            if not _same(self._held[chunk], place):
-                place[...] = self._held[chunk]
+            if not _same(held, place):
+                place[...] = held
 
-    def _round(self, index: int, block: Block, repetition: int, mine: np.ndarray) -> Round:
-        if not mine.size:
-            return Round(index, (), ())
-        out: dict[int, list[int]] = {}
-        into: dict[int, list[tuple[int, bool]]] = {}
-        rows, ids = block.expand(repetition, mine)
-        ends = (block.src[rows].tolist(), block.dst[rows].tolist(), block.reduce[rows].tolist())
-        for src, dst, reduce, chunk in zip(*ends, ids.tolist(), strict=True):
-            if not self._chunks.counts[chunk]:
-                continue
-            if src == self.rank:
-                out.setdefault(dst, []).append(chunk)
-            else:
-                into.setdefault(src, []).append((chunk, reduce))
-        size = self._chunks.size
-        sends = [Send(p, size(c), partial(self._payload, c)) for p, c in out.items()]
-        receives = [
-            Receive(p, size(c for c, _ in cs), partial(self._apply, p, cs))
-            for p, cs in into.items()
-        ]
-        return Round(index, tuple(sends), tuple(receives))
-
-    def _payload(self, chunks: list[int]) -> np.ndarray:
-        missing = [chunk for chunk in chunks if chunk not in self._held]
+    def _payload(self, message: "_Message") -> np.ndarray:
+        missing = [chunk for chunk in message.chunks if chunk not in self._held]
         if missing:
             raise TrnsimError(f"rank {self.rank}: sends chunk {missing[0]} before it has it")
-        parts = [self._held[chunk] for chunk in chunks]
+        parts = [self._held[chunk] for chunk in message.chunks]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def _apply(self, peer: int, chunks: list[tuple[int, bool]], message: np.ndarray) -> None:
-        expected = self._chunks.size(chunk for chunk, _ in chunks)
-        if message.size != expected or message.dtype != self.output.dtype:
+    def _apply(self, message: "_Message", data: np.ndarray) -> None:
+        if data.size != message.count or data.dtype != self.output.dtype:
             raise CollectiveMismatch(
-                f"{self.collective.kind}: rank {self.rank} expects {expected} elements of "
-                f"{self.collective.dtype} from rank {peer}, got {message.size} of {message.dtype}"
+                f"{self.collective.kind}: rank {self.rank} expects {message.count} elements of "
+                f"{self.collective.dtype} from rank {message.peer}, "
+                f"got {data.size} of {data.dtype}"
             )
         at = 0
-        for chunk, reduce in chunks:
-            count = self._chunks.counts[chunk]
-            self._receive(chunk, message[at : at + count], reduce)
+        for chunk, reduce in zip(message.chunks, message.reduce, strict=True):
+            count = self._part.counts[chunk]
+            self._receive(chunk, data[at : at + count], reduce)
             at += count
 
     def _receive(self, chunk: int, data: np.ndarray, reduce: bool) -> None:
@@ -202,35 +179,105 @@ class RankView:
         if chunk in self._staged:
             return self._held[chunk]
         self._staged.add(chunk)
-        return np.empty(self._chunks.counts[chunk], self.output.dtype)
+        return np.empty(self._part.counts[chunk], self.output.dtype)
 
 
-class _Chunks:
-    """Sizes of chunks, and the memory of the chunks of a slot."""
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """Chunks of one round between one pair of ranks; `peer` is the other one."""
 
-    def __init__(self, collective: Collective, schedule: Schedule) -> None:
-        self.parts = schedule.parts
-        self.place = schedule.place_of(collective.pieces)
-        self.counts: list[int] = schedule.chunk_counts(collective).tolist()
+    peer: int
+    count: int
+    chunks: tuple[int, ...]
+    reduce: tuple[bool, ...]
 
-    def size(self, chunks: Iterable[int]) -> int:
-        """Elements of these chunks together."""
-        return sum(self.counts[chunk] for chunk in chunks)
 
-    def slots(self, slots: Iterable[Slot], buffer: np.ndarray) -> dict[int, np.ndarray]:
-        """chunk -> view of `buffer`, for all chunks of the given slots."""
-        found = {}
+Steps = list[tuple[list[_Message], list[_Message]]]
+
+
+class _Part:
+    """What a rank does in a schedule, apart from its buffers: the same at every call."""
+
+    def __init__(self, collective: Collective, schedule: Schedule, rank: int) -> None:
+        self.collective, self.schedule, self.rank = collective, schedule, rank
+        self.counts = _chunk_counts(collective, schedule)
+        self.inputs = self._slices(collective.inputs(rank))
+        self.outputs = self._slices(collective.outputs(rank))
+        self.sizes = {
+            "input": collective.input_count(rank) if self.inputs else None,
+            "output": collective.output_count(rank) if self.outputs else None,
+        }
+        self.dtype = numpy_dtype(collective.dtype)
+
+    @cached_property
+    def steps(self) -> Steps:
+        """(messages out, messages in) of every round."""
+        steps: Steps = []
+        for block in self.schedule.blocks:
+            mine = np.flatnonzero((block.src == self.rank) | (block.dst == self.rank))
+            steps += [self._step(block, repetition, mine) for repetition in range(block.count)]
+        return steps
+
+    def check(self, name: str, buffer: np.ndarray) -> None:
+        """Raise CollectiveMismatch unless the buffer is what the collective reads or writes."""
+        where = f"{self.collective.kind}: {name} of rank {self.rank}"
+        if buffer.dtype != self.dtype:
+            raise CollectiveMismatch(
+                f"{where} is {dtype_name(buffer.dtype)}, the collective is {self.collective.dtype}"
+            )
+        if buffer.ndim != 1:
+            raise CollectiveMismatch(f"{where} has {buffer.ndim} dimensions, must have 1")
+        if self.sizes[name] not in (None, buffer.size):
+            raise CollectiveMismatch(
+                f"{where} has {buffer.size} elements, the collective has {self.sizes[name]}"
+            )
+
+    def _slices(self, slots: Iterable[Slot]) -> dict[int, slice]:
+        """chunk -> where it is in the buffer, for all chunks of the slots."""
+        found, parts = {}, self.schedule.parts
+        place = _places(self.collective, self.schedule)
         for slot in slots:
-            at, first = slot.offset, int(self.place[slot.piece]) * self.parts
-            for part, count in enumerate(part_counts(np.array([slot.count]), self.parts)[0]):
-                found[first + part] = buffer[at : at + count]
-                at += int(count)
+            at, first = slot.offset, int(place[slot.piece]) * parts
+            for chunk in range(first, first + parts):
+                found[chunk] = slice(at, at + self.counts[chunk])
+                at += self.counts[chunk]
         return found
 
+    def _step(
+        self, block: Block, repetition: int, mine: np.ndarray
+    ) -> tuple[list[_Message], list[_Message]]:
+        out: dict[int, list[tuple[int, bool]]] = {}
+        into: dict[int, list[tuple[int, bool]]] = {}
+        rows, ids = block.expand(repetition, mine)
+        ends = (block.src[rows].tolist(), block.dst[rows].tolist(), block.reduce[rows].tolist())
+        for src, dst, reduce, chunk in zip(*ends, ids.tolist(), strict=True):
+            if not self.counts[chunk]:
+                continue
+            box, peer = (out, dst) if src == self.rank else (into, src)
+            box.setdefault(peer, []).append((chunk, reduce))
+        return self._messages(out), self._messages(into)
 
-@lru_cache(maxsize=16)
-def _chunks(collective: Collective, schedule: Schedule) -> _Chunks:
-    return _Chunks(collective, schedule)  # the same for all ranks
+    def _messages(self, boxes: dict[int, list[tuple[int, bool]]]) -> list[_Message]:
+        made = []
+        for peer, content in boxes.items():
+            chunks, reduce = zip(*content, strict=True)
+            made.append(_Message(peer, sum(self.counts[c] for c in chunks), chunks, reduce))
+        return made
+
+
+@lru_cache(maxsize=1024)
+def _part(collective: Collective, schedule: Schedule, rank: int) -> _Part:
+    return _Part(collective, schedule, rank)
+
+
+@lru_cache(maxsize=64)
+def _chunk_counts(collective: Collective, schedule: Schedule) -> list[int]:
+    return schedule.chunk_counts(collective).tolist()  # the same for all ranks
+
+
+@lru_cache(maxsize=64)
+def _places(collective: Collective, schedule: Schedule) -> np.ndarray:
+    return schedule.place_of(collective.pieces)
 
 
 def execute(
@@ -279,20 +326,3 @@ def run_views(views: Sequence[RankView]) -> None:
 def _same(a: np.ndarray, b: np.ndarray) -> bool:
     """Whether two 1-D arrays are the same memory, element for element."""
     return a.size == b.size and a.strides == b.strides and a.ctypes.data == b.ctypes.data
-
-
-def _check_buffer(
-    collective: Collective, rank: int, name: str, buffer: np.ndarray, count: int
-) -> None:
-    unread = name == "input" and not collective.inputs(rank)
-    skipped = name == "output" and not collective.outputs(rank)
-    if buffer.dtype != numpy_dtype(collective.dtype):
-        raise CollectiveMismatch(
-            f"{collective.kind}: {name} of rank {rank} is {dtype_name(buffer.dtype)}, "
-            f"the collective is {collective.dtype}"
-        )
-    if buffer.ndim != 1 or (buffer.size != count and not unread and not skipped):
-        raise CollectiveMismatch(
-            f"{collective.kind}: {name} of rank {rank} has {buffer.size} elements"
-            f"{'' if buffer.ndim == 1 else ' in several dimensions'}, the collective has {count}"
-        )
