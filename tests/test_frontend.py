@@ -610,6 +610,18 @@ def test_a_mesh_larger_than_the_machine() -> None:
         frontend.device_mesh({"dp": 16, "tp": 4})
 
 
+def test_arguments_on_two_meshes() -> None:
+    x, y = (normal(frontend.device_mesh({"dp": n}), (8,), "dp") for n in (4, 2))
+    message = r"^y is placed on the devices of Mesh\('dp': 2.*\), not on those of Mesh\('dp': 4"
+    with pytest.raises(TrnsimError, match=message):
+        frontend.lower(lambda x, y: x + y, x, y)
+
+
+def test_every_operator_has_values() -> None:
+    known = evaluate.NAMES | evaluate.CONTROL_FLOW | COLLECTIVES | IDENTITIES
+    assert OPERATORS <= known
+
+
 # --- shards -------------------------------------------------------------------------------------
 
 

@@ -82,13 +82,14 @@ def lower(
     name = name or getattr(function, "__name__", "function")
     mesh = mesh or _mesh_of(args)
     specs = jax.tree.map(lambda leaf: abstract(leaf, mesh), args)
+    argument_names = list(names) or _argument_names(function, len(args))
+    _check_devices(argument_names, specs, mesh)
     with _settings():
         lowered = _jitted(function, name, out_shardings).lower(*specs)
         proto, compiled = _compile(lowered)
     devices = list(mesh.devices.flat) if mesh else _devices(compiled)
     bytecode = xla_mlir.hlo_to_stablehlo(proto)
     module = module_from_bytecode(jax_mlir.make_ir_context(), bytecode, name, len(devices))
-    argument_names = list(names) or _argument_names(function, len(args))
     inputs = _all_shards(argument_names, specs, compiled.input_shardings[0], devices)
     outputs = _all_shards(list(out_names), lowered.out_info, compiled.output_shardings, devices)
     result = Lowered(module, len(devices), inputs, outputs)
@@ -289,6 +290,19 @@ def _with_whole(index: np.ndarray, extra: tuple[int, ...]) -> np.ndarray:
     """Boxes with more dimensions, none of them split: the uint32 words of a PRNG key."""
     whole = np.array([(0, n) for n in extra], np.int64).reshape(1, len(extra), 2)
     return np.concatenate([index, np.repeat(whole, len(index), 0)], axis=1)
+
+
+def _check_devices(names: list[str], specs: Any, mesh: Mesh | None) -> None:
+    """Refuse arguments over other devices than the mesh's, or in another order."""
+    if mesh is None:
+        return
+    for path, leaf in jax.tree.leaves_with_path(specs):
+        other = leaf.sharding.mesh
+        if other != mesh and list(other.devices.flat) != list(mesh.devices.flat):
+            raise TrnsimError(
+                f"{_leaf_name(names, path)} is placed on the devices of {other},"
+                f" not on those of {mesh}: use one mesh, in one order"
+            )
 
 
 def _check(lowered: Lowered) -> None:
