@@ -244,10 +244,11 @@ class View:
 class Tensor(View):
     """An allocation: a view of all of itself, with an address and a name.
 
-    `pitch` is the distance between partitions of the backing bytes (0 in HBM).
+    `pitch` is the distance between partitions in the backing bytes, and `base` where the first
+    partition's first byte is in them (both 0 in HBM).
     """
 
-    __slots__ = ("address", "name", "_bytes", "pitch")
+    __slots__ = ("address", "name", "_bytes", "pitch", "base")
 
     def __init__(
         self,
@@ -258,9 +259,10 @@ class Tensor(View):
         name: str,
         backing: np.ndarray | None = None,
         pitch: int = 0,
+        base: int = 0,
     ) -> None:
         self.space, self.address, self.name = space, address, name
-        self._bytes, self.pitch = backing, pitch
+        self._bytes, self.pitch, self.base = backing, pitch, base
         shape = tuple(int(n) for n in shape)
         super().__init__(self, shape, _dense_strides(shape, ITEMSIZE[dtype], space), 0, 0, dtype)
 
@@ -280,7 +282,7 @@ class Tensor(View):
         strides, start = view.strides, view.offset
         if self.pitch:
             strides = (self.pitch, *strides[1:])
-            start += self.address + view.partition * self.pitch
+            start += self.base + view.partition * self.pitch
         kind = numpy_dtype(view.dtype)
         return np.ndarray(view.shape, kind, self._bytes, start, strides)  # type: ignore[arg-type]
 
@@ -307,11 +309,8 @@ class Memory:
         self.used = self.peak = 0
         self._blocks: list[tuple[int, int, int]] = []  # (start, end, id), sorted
         self._tensors: dict[int, Tensor] = {}
-        self._pitch = _pitch(capacity) if space != "hbm" else 0
         self._beyond = capacity  # addresses of adopted tensors that have none
-        self._bytes: np.ndarray | None = None
-        if data and space != "hbm":
-            self._bytes = np.zeros(partitions * self._pitch, np.uint8)
+        self._store: dict[str, np.ndarray] = {}
 
     @classmethod
     def sbuf(cls, chip: Chip, data: bool = True) -> "Memory":
@@ -362,7 +361,7 @@ class Memory:
         probe = Tensor(self.space, 0, shape, dtype, name)
         if address is None:
             start = self._first_fit(probe)
-            tensor = self._tensor(start, shape, dtype, name)
+            tensor = self._tensor(start, shape, dtype, name, 0 < probe.footprint <= self.bank)
             self._hold(tensor)
         else:
             if address < 0 or address + probe.footprint > self.capacity:
@@ -421,11 +420,33 @@ class Memory:
                 f"{name}: partition dimension is 1 to {self.partitions}, not {shape[0]}"
             )
 
-    def _tensor(self, address: int, shape: Sequence[int], dtype: str, name: str) -> Tensor:
-        backing, pitch = self._bytes, self._pitch
-        if self.space == "hbm" and self.data:
+    def _tensor(
+        self, address: int, shape: Sequence[int], dtype: str, name: str, banked: bool = False
+    ) -> Tensor:
+        if not self.data:
+            return Tensor(self.space, address, shape, dtype, name)
+        if self.space == "hbm":
             backing = np.empty(math.prod(shape) * ITEMSIZE[dtype], np.uint8)
-        return Tensor(self.space, address, shape, dtype, name, backing, pitch)
+            return Tensor("hbm", address, shape, dtype, name, backing)
+        if banked:
+            number, inside = divmod(address, self.bank)
+            backing = self._backing("banks", self.partitions * self.capacity)
+            base = number * self.partitions * self.bank + inside
+            return Tensor(self.space, address, shape, dtype, name, backing, self.bank, base)
+        pitch = _pitch(self.capacity)
+        backing = self._backing("rows", self.partitions * pitch)
+        return Tensor(self.space, address, shape, dtype, name, backing, pitch, address)
+
+    def _backing(self, layout: str, nbytes: int) -> np.ndarray:
+        """The bytes: partition by partition (`rows`), or bank by bank (`banks`).
+
+        Tensors of PSUM that fit a bank and are placed by the allocator lie in the second, where a
+        full bank is one piece of memory (numpy adds into it three times as fast); all others,
+        stated addresses among them, in the first. No two tensors placed by the allocator overlap.
+        """
+        if layout not in self._store:
+            self._store[layout] = np.zeros(nbytes, np.uint8)
+        return self._store[layout]
 
     def _hold(self, tensor: Tensor) -> None:
         self._tensors[id(tensor)] = tensor

@@ -130,6 +130,27 @@ def test_partitions_are_apart_in_memory_by_an_odd_number_of_cache_lines():
     assert pitch % 64 == 0 and pitch // 64 % 2 == 1 and pitch >= TRN2.sbuf_partition_bytes
 
 
+def test_psum_values_of_every_layout_stay_apart():
+    """Small, bank-sized and longer tensors, all held at once."""
+    memory = Memory.psum(TRN2)
+    shapes = [(128, 100), (64, 412), (128, 512), (128, 1024), (1, 1), (128, 3, 100)]
+    held = [memory.allocate(shape, "f32", str(shape)) for shape in shapes]
+    for number, tensor in enumerate(held):
+        tensor.array[...] = number
+    for number, tensor in enumerate(held):
+        assert (tensor.array == number).all()
+        assert (tensor[0:1, 0:1].array == number).all()
+    assert held[2].array.flags.c_contiguous
+
+
+def test_stated_psum_addresses_overlap():
+    memory = Memory.psum(TRN2)
+    long = memory.allocate((128, 4, 512), "f32", "long", address=0)
+    bank = memory.allocate((128, 512), "f32", "bank", address=4096)
+    long.array[...] = np.arange(4)[:, None]
+    assert (bank.array == 2).all()
+
+
 def test_without_data_nothing_is_stored():
     tensor = Memory.sbuf(TRN2, data=False).allocate((128, 4), "f32", "t")
     assert tensor.data is None
