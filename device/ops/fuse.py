@@ -7,7 +7,7 @@ else waits for are then pulled into it. What is not the device's (collectives, c
 back as it is, and the kernels that feed it take no further work.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,7 +16,7 @@ from .. import arithmetic
 from . import lower
 from .group import Group, Node, Space, is_splat, space_of
 from .ir import Block, Operation, TensorType
-from .kernel import Kernel
+from .kernel import Kernel, plain
 from .rowwise import rowwise_kernel
 from .strided import Strided
 
@@ -26,6 +26,10 @@ FOREIGN = frozenset(
         "collective_broadcast", "while", "case", "if", "partition_id", "replica_id",
     }
 )  # fmt: skip
+
+
+GENERATED_MAX = 8
+"""Operators of a value on constants and iotas alone that its readers rather recompute."""
 
 
 def is_foreign(operation: Operation) -> bool:
@@ -61,23 +65,55 @@ def needs(operation: Operation) -> list[int]:
 
 
 class Aliases:
-    """Reshapes joined into classes of values with one representative that holds the data."""
+    """Values that are the same data: reshapes, and results of equal operators on equal operands.
 
-    def __init__(self, operations: Sequence[Operation], pinned: Collection[int]) -> None:
+    Each class has one representative that holds the data.
+    """
+
+    def __init__(
+        self,
+        operations: Sequence[Operation],
+        types: Sequence[TensorType],
+        pinned: Collection[int],
+    ) -> None:
         self._root: dict[int, int] = {}
-        made = {v: o for o in operations for v in o.results}
-        classes: dict[int, list[int]] = {}
-        for operation in operations:
-            if operation.name == "reshape":
-                root = self._find(operation.operands[0])
-                self._root[operation.results[0]] = root
-                classes.setdefault(root, [root]).append(operation.results[0])
         self.copies: dict[int, int] = {}
-        for root, members in classes.items():
-            self._choose(root, members, made.get(root), pinned)
+        self.repeated: set[int] = set()
+        made: dict[int, Operation] = {}
+        members: dict[int, list[int]] = {}
+        known: dict[Hashable, int] = {}
+        for operation in operations:
+            for result in operation.results:
+                made[result] = operation
+            if operation.name == "reshape":
+                root = self[operation.operands[0]]
+            else:
+                root = self._earlier(operation, types, pinned, known)
+                if root is None:
+                    continue
+                self.repeated.add(operation.results[0])
+            self._root[operation.results[0]] = root
+            members.setdefault(root, [root]).append(operation.results[0])
+        for root, names in members.items():
+            self._choose(root, names, made.get(root), pinned)
 
-    def _find(self, value: int) -> int:
-        return self._root.get(value, value)
+    def _earlier(
+        self,
+        operation: Operation,
+        types: Sequence[TensorType],
+        pinned: Collection[int],
+        known: dict[Hashable, int],
+    ) -> int | None:
+        """The value of an equal operator before this one, if any."""
+        if len(operation.results) != 1 or operation.regions or is_foreign(operation):
+            return None
+        result = types[operation.results[0]]
+        operands = tuple((self[v], types[v].shape) for v in operation.operands)
+        key = (operation.name, operands, plain(operation.attributes), result.shape, result.dtype)
+        if key in known and operation.results[0] not in pinned:
+            return known[key]
+        known.setdefault(key, operation.results[0])
+        return None
 
     def _choose(
         self, root: int, members: list[int], source: Operation | None, pinned: Collection[int]
@@ -117,14 +153,25 @@ class Fuser:
         for operation in operations:
             if is_foreign(operation):
                 self.pinned.update(needs(operation))
-        self.alias = Aliases(operations, self.pinned)
+        self.alias = Aliases(operations, types, self.pinned)
         self.items: list[Item] = []
         self.home: dict[int, int] = {}
         self.lazies: dict[int, Node] = {}
+        self.sizes: dict[int, int] = {}
+        self.uses = self._count_uses(operations)
         self._spaces: dict[int, Space | None] = {}
         self._identities: dict[int, np.ndarray] = {}
         self._only_matmuls = self._read_by_matmuls_only(operations)
         self.external: set[int] = set()
+
+    def _count_uses(self, operations: Sequence[Operation]) -> dict[int, int]:
+        """How many operators read each value; pinned values have one more reader."""
+        uses = {self.alias[v]: 1 for v in self.pinned}
+        for operation in operations:
+            if operation.name != "reshape":
+                for value in {self.alias[v] for v in operation.operands}:
+                    uses[value] = uses.get(value, 0) + 1
+        return uses
 
     def _read_by_matmuls_only(self, operations: Sequence[Operation]) -> set[int]:
         others, matmuls = set(self.alias[v] for v in self.pinned), set()
@@ -188,6 +235,8 @@ class Fuser:
         for operation in operations:
             if operation.name == "reshape":
                 self._copy_alias(operation)
+            elif operation.results and operation.results[0] in self.alias.repeated:
+                continue
             elif is_foreign(operation):
                 self._foreign(operation)
             else:
@@ -226,9 +275,10 @@ class Fuser:
             self._seal(self.home.get(value))
 
     def _own(self, node: Node) -> None:
-        lazy = node.name in ("constant", "iota", "broadcast_in_dim")
-        if lazy and self.space(node) is not None:
+        size = self._generated(node)
+        if size and self.space(node) is not None:
             self.lazies[node.results[0]] = node
+            self.sizes[node.results[0]] = size
         elif node.name == "transpose" and node.results[0] in self._only_matmuls:
             self.lazies[node.results[0]] = node
         elif self.space(node) is not None:
@@ -237,6 +287,27 @@ class Fuser:
             self._matmul(node)
         else:
             self._single(node)
+
+    def _generated(self, node: Node) -> int:
+        """Operators to recompute the node's result where it is used; 0 if it has to be stored.
+
+        Constants, iotas and broadcasts; and short chains on nothing else (masks).
+        """
+        if node.name in ("constant", "iota"):
+            return 1
+        if node.name == "broadcast_in_dim":
+            return 1 + self.sizes.get(node.operands[0], 0)
+        if node.name == "reduce" or not all(v in self.sizes for v in node.operands):
+            return 0
+        if any(not self._made_here(v) for v in node.operands):
+            return 0
+        size = 1 + sum(self.sizes[v] for v in node.operands)
+        return size if size <= GENERATED_MAX else 0
+
+    def _made_here(self, value: int) -> bool:
+        """Whether a lazy value depends on constants and iotas alone."""
+        node = self.lazies.get(value)
+        return node is not None and all(self._made_here(v) for v in node.operands)
 
     def demand(self, value: int) -> None:
         """Makes sure that a lazy value is computed into memory."""
@@ -318,7 +389,7 @@ class Fuser:
         content = self.items[latest].content if latest >= 0 else None
         if isinstance(content, Group) and not content.sealed:
             trial = content.copy()
-            if trial.add(node):
+            if trial.add(node) and not self._tears(trial, content):
                 self.items[latest].content = trial
                 self._wire(latest, leaves)
                 self.items[latest].users.discard(latest)
@@ -345,7 +416,7 @@ class Fuser:
             return
         trial = mine.copy()
         shared = [v for v in trial.inputs() if v in theirs.made]
-        if not shared or not trial.absorb(theirs.copy(), shared):
+        if not shared or not trial.absorb(theirs.copy(), shared) or self._tears(trial, theirs):
             return
         self.items[place].content = trial
         self.items[origin].content = None
@@ -357,6 +428,22 @@ class Fuser:
                 self.items[self.home[v]].users.discard(origin)
         self._wire(place, self.items[origin].needs)
         self.items[place].users.discard(place)
+
+    def _tears(self, trial: Group, before: Group) -> bool:
+        """Whether a value that others read too would now be spread over some row axes only: the
+        kernel's rows could not be divided."""
+        if trial.n == before.n:
+            return False
+        inside: dict[int, int] = {}
+        for node in trial.nodes:
+            for value in set(node.operands):
+                inside[value] = inside.get(value, 0) + 1
+        shared = (
+            v
+            for v in before.made
+            if self.home.get(v) is not None and self.uses.get(v, 0) > inside.get(v, 0)
+        )
+        return any(trial.partial(v) for v in shared)
 
     # ---- the result ----
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from ..chip import Chip
+from .evaluate import CONTROL_FLOW
 from .ir import Operation
 from .kernel import Kernel, Layout, Part, Residency
 
@@ -90,11 +91,14 @@ def _use(
 
 
 def _room(sequence: Sequence[Placed | Operation], core: int, chip: Chip) -> list[int]:
-    """Bytes per partition that the kernel at each place takes for its own tiles."""
+    """Bytes per partition that each place takes for its own tiles; control flow takes all."""
     room = []
     for item in sequence:
-        busy = not isinstance(item, Operation) and not item[1][core].empty
-        room.append(item[0].working_bytes() if busy else 0)  # type: ignore[union-attr]
+        if isinstance(item, Operation):
+            room.append(chip.sbuf_partition_bytes if item.name in CONTROL_FLOW else 0)
+        else:
+            kernel, parts = item
+            room.append(0 if parts[core].empty else kernel.working_bytes())
     return room
 
 

@@ -1,7 +1,8 @@
 """Operators that only rename data, as reshapes: kernels see through those at no cost.
 
 A reduction over axes of extent one, a broadcast that repeats nothing, a transpose that moves only
-axes of extent one, a conversion to the same type, a slice or pad of everything.
+axes of extent one, a conversion to the same type, a slice or pad of everything. A broadcast iota is
+an iota of the larger shape.
 """
 
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ def simplify(module: Module) -> Module:
 
 def _block(block: Block, types: Sequence[TensorType]) -> Block:
     constants: dict[int, np.ndarray] = {}
+    iotas: dict[int, int] = {}
     operations = []
     for operation in block.operations:
         if operation.name == "constant":
@@ -27,6 +29,7 @@ def _block(block: Block, types: Sequence[TensorType]) -> Block:
         if operation.regions and operation.name in ("while", "case", "if"):
             regions = tuple(_block(region, types) for region in operation.regions)
             operation = replace(operation, regions=regions)
+        operation = _wide_iota(operation, types, iotas)
         if _renames(operation, types, constants):
             operation = replace(
                 operation, name="reshape", operands=operation.operands[:1], attributes={},
@@ -34,6 +37,23 @@ def _block(block: Block, types: Sequence[TensorType]) -> Block:
             )  # fmt: skip
         operations.append(operation)
     return replace(block, operations=tuple(operations))
+
+
+def _wide_iota(
+    operation: Operation, types: Sequence[TensorType], iotas: dict[int, int]
+) -> Operation:
+    """`operation`, or an iota in place of the broadcast of one; keeps track of iotas' axes."""
+    if operation.name == "broadcast_in_dim" and operation.operands[0] in iotas:
+        axis = iotas[operation.operands[0]]
+        target = operation.attributes["dimensions"][axis]
+        result = types[operation.results[0]].shape
+        if types[operation.operands[0]].shape[axis] == result[target]:
+            operation = replace(
+                operation, name="iota", operands=(), attributes={"dimension": target}
+            )
+    if operation.name == "iota":
+        iotas[operation.results[0]] = operation.attributes["dimension"]
+    return operation
 
 
 def _renames(
