@@ -328,6 +328,12 @@ class Group:
                 return None
         return pt.axes(found)
 
+    def partial(self, value: int) -> bool:
+        """Whether the value spans some row axes and not others."""
+        axes = self.axes() or ()
+        flags = pt.mask(self.extent[value], axes)[:-1]
+        return len(set(flags)) > 1
+
     def tainted(self) -> set[int]:
         """Values that depend on a reduction made here."""
         found: set[int] = set()

@@ -203,13 +203,14 @@ class Kernel:
         return replace(self, **changes)
 
 
-def _plain(value: Any) -> Hashable:
+def plain(value: Any) -> Hashable:
+    """An attribute as a hashable value."""
     if isinstance(value, np.ndarray):
         return (str(value.dtype), value.shape, value.tobytes() if value.size <= 16 else None)
     if isinstance(value, dict):
-        return tuple((k, _plain(v)) for k, v in sorted(value.items()))
+        return tuple((k, plain(v)) for k, v in sorted(value.items()))
     if isinstance(value, list | tuple):
-        return tuple(_plain(v) for v in value)
+        return tuple(plain(v) for v in value)
     return value
 
 
@@ -218,6 +219,6 @@ def _operation_key(operation: Operation, number: Mapping[int, int]) -> Hashable:
         operation.name,
         tuple(number.get(v, -1) for v in operation.operands),
         tuple(number.get(v, -1) for v in operation.results),
-        _plain(operation.attributes),
+        plain(operation.attributes),
         tuple(tuple(o.name for o in region.walk()) for region in operation.regions),
     )

@@ -166,8 +166,11 @@ class MatmulKernel(Kernel):
         return batch.start * self.m + rows.start, (batch.stop - 1) * self.m + rows.stop
 
     def working_bytes(self) -> int:
+        from . import matmul_small
         from .matmul_nest import Tiling
 
+        if matmul_small.is_small(self):
+            return matmul_small.partition_bytes(self)
         return Tiling.of(self).partition_bytes
 
     def nest(self, context: Any) -> Any:
@@ -192,10 +195,15 @@ def _operand(source: Strided, batch: tuple[int, ...], contract: tuple[int, ...])
 
 
 def matmul_kernel(node: Node, operands: tuple[Strided, ...]) -> MatmulKernel:
-    """The kernel of a dot_general on strided operands."""
+    """The kernel of a dot_general on strided operands.
+
+    Contracted axes are taken from the slowest to the fastest of left, so that they merge.
+    """
     a = node.operation.attributes
-    left = _operand(operands[0], a["lhs_batch"], a["lhs_contracting"])
-    right = _operand(operands[1], a["rhs_batch"], a["rhs_contracting"])
+    pairs = list(zip(a["lhs_contracting"], a["rhs_contracting"], strict=True))
+    pairs.sort(key=lambda p: (-operands[0].strides[p[0]], -operands[1].strides[p[1]]))
+    left = _operand(operands[0], a["lhs_batch"], tuple(p[0] for p in pairs))
+    right = _operand(operands[1], a["rhs_batch"], tuple(p[1] for p in pairs))
     dtypes = [t.dtype for t in node.operand_types]
     types = {
         o.value: TensorType((_source_size(o),), d)

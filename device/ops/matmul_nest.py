@@ -17,37 +17,15 @@ from ..isa.scalar import Activation
 from ..isa.tensor import Matmul, Transpose
 from ..isa.vector import Copy
 from ..memory import Tensor, View
+from . import matmul_small
 from .axes import copies, runs
-from .matmul import MatmulKernel, Operand
+from .matmul import MatmulKernel
+from .matmul_sides import BANK, PE, Side, sides
 from .nest import Context, Loop, itemsize, once, tiles
 
-PE = 128
-BANK = 512
 RIGHT_BYTES = 36_000
 LEFT_BYTES = 20_000
 BLOCK_COLUMNS = 2048
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """How one operand comes to have K on partitions."""
-
-    operand: Operand
-    dtype: str
-    compute: str
-
-    @property
-    def direct(self) -> bool:
-        """Whether it is loaded with K on partitions, not transposed on chip."""
-        _, free, contract = self.operand.merged
-        if not free or not contract or free[-1][1] == 1:
-            return True
-        return contract[-1][1] != 1
-
-    @property
-    def raw(self) -> str:
-        """The dtype in which it is loaded for a transpose."""
-        return self.dtype if itemsize(self.dtype) > 1 else "bf16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +43,8 @@ class Tiling:
     @staticmethod
     def of(kernel: MatmulKernel) -> "Tiling":
         """The tiling of a kernel."""
-        dtypes = [kernel.types[o.value].dtype for o in (kernel.left, kernel.right)]
-        compute = ["f32", "f32"] if "f32" in dtypes else dtypes
-        left = Side(kernel.left, dtypes[0], compute[0])
-        right = Side(kernel.right, dtypes[1], compute[1])
-        size = max(itemsize(c) for c in compute)
+        left, right = sides(kernel)
+        size = max(itemsize(side.compute) for side in (left, right))
         steps = -(-kernel.k // PE)
         columns = min(kernel.n, BLOCK_COLUMNS, RIGHT_BYTES // (steps * size) // BANK * BANK)
         if steps * PE * size <= LEFT_BYTES and columns >= min(kernel.n, BANK):
@@ -103,6 +78,8 @@ class Tiling:
 
 def nest(kernel: MatmulKernel, context: Context) -> Loop:
     """The loop over batches, blocks of columns and row tiles."""
+    if matmul_small.is_small(kernel):
+        return matmul_small.nest(kernel, context)
     return once(_Lowering(kernel, context).steps())
 
 
