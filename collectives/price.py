@@ -76,7 +76,7 @@ class Priced:
     @property
     def algbw(self) -> float:
         """Bytes/s: S over the duration; 0 if nothing took time."""
-        return self.nbytes * 1e12 / self.duration_ps if self.duration_ps else 0.0
+        return self._rate(self.duration_ps) if self.duration_ps else 0.0
 
     @property
     def busbw(self) -> float:
@@ -86,7 +86,10 @@ class Priced:
     @property
     def bound_busbw(self) -> float:
         """Bytes/s: the bus bandwidth if only the most loaded link mattered; inf if none did."""
-        return self.nbytes * self.bus_factor * 1e12 / self.bound_ps if self.bound_ps else np.inf
+        return self._rate(self.bound_ps) * self.bus_factor if self.bound_ps else np.inf
+
+    def _rate(self, ps: int) -> float:
+        return self.nbytes * 1e12 / ps
 
 
 def price(

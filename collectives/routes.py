@@ -7,7 +7,7 @@ and into its node. A route is a list of link ids. It is computed only for pairs 
   coordinates go up and odd ones down, which spreads the load and is deterministic;
 - nodes below one switch, in different parts: up to the switch and down again (lowest such level);
 - everything else, and every route that crosses a failed link: least latency, then fewest links,
-  then lowest link id.
+  then lowest link id; inside the part of the fabric that both ends are in, if it can be done.
 
 A link that carries the bytes of several transfers is shared; `Fabric.load` adds them up. Rates are
 given by the caller: there are no hardware numbers here.
@@ -280,7 +280,7 @@ class Fabric:
         return order, np.searchsorted(self.source[order], np.arange(len(self.names) + 1))
 
     @cached_property
-    def _trees(self) -> dict[int, np.ndarray]:
+    def _trees(self) -> dict[tuple[int, int | None], dict[int, int]]:
         return {}
 
     def _wires(self) -> np.ndarray:
@@ -360,8 +360,11 @@ class Fabric:
         """Columns of the routes that follow from structure, and which pairs need a search."""
         todo = sources != targets
         columns = self._grid_columns(sources, targets, todo)
+        below = self.levels[0].part[sources] == self.levels[0].part[targets]
         for level in self.levels[1:]:
-            mine = np.flatnonzero(todo & (level.part[sources] == level.part[targets]))
+            same = level.part[sources] == level.part[targets]
+            mine = np.flatnonzero(todo & same & ~below)
+            below |= same
             todo[mine] = False
             up, down = level.up[sources[mine]], level.down[targets[mine]]
             missing = (up[:, 0] < 0) | (down[:, -1] < 0)
@@ -394,32 +397,51 @@ class Fabric:
         return columns
 
     def _search(self, source: int, target: int) -> list[int]:
-        """Least latency, then fewest links, then lowest link id. Raises _Unreachable."""
-        if source not in self._trees:
-            self._trees[source] = self._tree(source)
-        tree, path, node = self._trees[source], [], target
+        """Least latency, then fewest links, then lowest link id; inside the part if possible.
+
+        Raises _Unreachable.
+        """
+        part = self.levels[0].part
+        if part[source] == part[target] >= 0:
+            path = self._climb(source, target, int(part[source]))
+            if path is not None:
+                return path
+        path = self._climb(source, target, None)
+        if path is None:
+            raise _Unreachable(source, target)
+        return path
+
+    def _climb(self, source: int, target: int, part: int | None) -> list[int] | None:
+        """Links from source to target, following the best paths' tree back from the target."""
+        if (source, part) not in self._trees:
+            self._trees[source, part] = self._tree(source, part)
+        tree, path, node = self._trees[source, part], [], target
         while node != source:
-            link = int(tree[node])
-            if link < 0:
-                raise _Unreachable(source, target)
-            path.append(link)
-            node = int(self.source[link])
+            if node not in tree:
+                return None
+            path.append(tree[node])
+            node = int(self.source[tree[node]])
         return path[::-1]
 
-    def _tree(self, source: int) -> np.ndarray:
-        """int64[nodes]: the link that leads to each node on its best path from `source`, or -1."""
+    def _tree(self, source: int, part: int | None) -> dict[int, int]:
+        """node -> the link that leads to it on its best path from `source` (Dijkstra's algorithm).
+
+        With `part`, only paths inside that part of level 0.
+        """
         order, starts = self._adjacency
-        arrived = np.full(len(self.names), -1, np.int64)
-        done = np.zeros(len(self.names), bool)
+        inside = self.levels[0].part
+        arrived: dict[int, int] = {}
         queue = [(0, 0, -1, source)]
         while queue:
             cost, hops, via, node = heapq.heappop(queue)
-            if done[node]:
+            if node in arrived:
                 continue
-            done[node], arrived[node] = True, via
+            arrived[node] = via
             for link in order[starts[node] : starts[node + 1]].tolist():
-                step = (cost + int(self.latency[link]), hops + 1, link, int(self.target[link]))
-                heapq.heappush(queue, step)
+                there = int(self.target[link])
+                if there not in arrived and (part is None or inside[there] == part):
+                    step = (cost + int(self.latency[link]), hops + 1, link, there)
+                    heapq.heappush(queue, step)
         return arrived
 
 

@@ -55,6 +55,7 @@ class Collective:
     pairs: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
+        self._make_hashable()
         if self.kind not in KINDS:
             raise BadInput("collective", self.kind, KINDS)
         if self.ranks < 1:
@@ -158,6 +159,13 @@ class Collective:
         offsets = np.cumsum(counts) - counts
         rows = zip(pieces, offsets.tolist(), counts.tolist(), strict=True)
         return [Slot(*row) for row in rows]
+
+    def _make_hashable(self) -> None:
+        """Lists and numpy numbers, as they come from files and arrays, to plain tuples of int."""
+        given = np.asarray(self.counts, np.int64)
+        counts = int(given) if given.ndim == 0 else tuple(given.tolist())
+        object.__setattr__(self, "counts", counts)
+        object.__setattr__(self, "pairs", tuple((int(a), int(b)) for a, b in self.pairs))
 
     def _check_counts(self) -> None:
         counts = (self.counts,) if isinstance(self.counts, int) else self.counts

@@ -119,6 +119,20 @@ def test_chips_share_interfaces_in_blocks() -> None:
     ]
 
 
+def test_joined_graphs_and_detours_stay_inside_their_server() -> None:
+    names = ["a", "b", "c", "d"]
+    chain = [(p, q, GB, 10**6) for p, q in zip(names, names[1:], strict=False)]
+    server = graph(names, chain + [(q, p, rate, delay) for p, q, rate, delay in chain])
+    fabric = join([server, torus((4,), bytes_per_s=GB, latency_ps=10**6)], bytes_per_s=GB)
+    fabric = fabric.attach(fabric.chips)
+    assert len(path(fabric, 0, 3)) == 3  # though the switch is two links and no latency
+    assert path(fabric, 3, 5) == ["server0/d->switch0", "switch0->server1/chip1"]
+    broken = fabric.fail(links=["server1/chip0->server1/chip1"])
+    assert len(path(broken, 4, 5)) == 3
+    alone = broken.fail(links=["server1/chip0->server1/chip3"])
+    assert path(alone, 4, 5) == ["server1/chip0->switch0", "switch0->server1/chip1"]
+
+
 def test_switches_join_to_a_second_level() -> None:
     pod = switch(2, bytes_per_s=GB)
     fabric = join([pod, pod, torus((2, 2), bytes_per_s=GB)], bytes_per_s=GB)

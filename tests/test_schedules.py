@@ -245,3 +245,11 @@ def test_bad_collectives_are_refused(fields: dict, message: str) -> None:
     with pytest.raises(BadInput) as refusal:
         Collective(**whole)
     assert str(refusal.value).startswith(message)
+
+
+def test_collectives_from_arrays_and_lists_are_values() -> None:
+    plain = Collective("all_gather", 2, (3, 4))
+    assert Collective("all_gather", 2, np.array([3, 4])) == plain  # pyright: ignore
+    assert Collective("all_gather", 2, [3, 4]) == plain  # pyright: ignore
+    assert eval(repr(plain)) == plain and hash(plain) == hash(eval(repr(plain)))
+    assert Collective("all_gather", 2, np.int64(3)) == Collective("all_gather", 2, 3)  # pyright: ignore
