@@ -223,7 +223,9 @@ class Pricer:
     def _run(
         self, rounds: "list[_Round]", arrivals: np.ndarray, overheads: Overheads
     ) -> np.ndarray:
-        """int64[G, n]: when each rank ends."""
+        """int64[G, n]: when each rank ends; at once if nothing moves (a group of one rank)."""
+        if not any(r.moving.size for r in rounds):
+            return arrivals
         clocks = _Clocks(arrivals + overheads.start_ps, self.schedule.channels, overheads.step_ps)
         for r in rounds:
             clocks.repeat(r)

@@ -308,8 +308,10 @@ def test_nearly_equal_chunks_cost_the_largest() -> None:
 
 
 def test_nothing_to_move_takes_no_time() -> None:
-    for what in (asked("all_reduce", 4, 0), asked("all_to_all", 4, 0)):
-        assert priced(what, ideal_ring(4), "mesh").duration_ps == 0
+    costly = Overheads(start_ps=5, step_ps=7)
+    for what in (asked("all_reduce", 4, 0), asked("all_to_all", 4, 0), asked("all_reduce", 1, 64)):
+        result = priced(what, ideal_ring(4), "mesh", overheads=costly)
+        assert result.duration_ps == 0 and result.limited_by == "nothing: no data moves"
 
 
 def test_large_groups_stay_small() -> None:
