@@ -23,6 +23,7 @@ from .dtypes import is_float, numpy_dtype
 from .errors import BadInput, IllegalInstruction, OutOfMemory
 
 ALIGNMENT = {"hbm": 64, "sbuf": 4, "psum": 4}
+PARTS_KEPT = 4096  # views that a tensor on chip remembers
 LARGEST_HOLDERS = 3  # tensors that an out-of-memory message names
 
 Index = int | slice | tuple[int | slice, ...]
@@ -248,7 +249,7 @@ class Tensor(View):
     partition's first byte is in them (both 0 in HBM).
     """
 
-    __slots__ = ("address", "name", "_bytes", "pitch", "base")
+    __slots__ = ("address", "name", "_bytes", "pitch", "base", "_parts")
 
     def __init__(
         self,
@@ -263,8 +264,35 @@ class Tensor(View):
     ) -> None:
         self.space, self.address, self.name = space, address, name
         self._bytes, self.pitch, self.base = backing, pitch, base
-        shape = tuple(int(n) for n in shape)
-        super().__init__(self, shape, _dense_strides(shape, ITEMSIZE[dtype], space), 0, 0, dtype)
+        self._parts: dict[tuple, View] = {}
+        self.dtype, self.shape = dtype, tuple(int(n) for n in shape)
+        self.strides = _dense_strides(self.shape, ITEMSIZE[dtype], space)
+        self.offset = self.partition = 0
+        self.legal_on = self._array = self._region = self._box = self._free = None
+
+    @property
+    def tensor(self) -> "Tensor":  # type: ignore[override]
+        """Itself; not stored, so that an array goes as soon as its last tensor does."""
+        return self
+
+    def __getitem__(self, index: Index) -> View:
+        """A part, as of any view. On chip the same part is the same object: loops use few."""
+        if self.space == "hbm":
+            return View.__getitem__(self, index)
+        key = []
+        for item in index if type(index) is tuple else (index,):
+            if type(item) is slice:
+                key += (item.start, item.stop, item.step)
+            else:
+                key.append(item)
+                key.append("at")
+        key = tuple(key)
+        part = self._parts.get(key)
+        if part is None:
+            if len(self._parts) >= PARTS_KEPT:
+                self._parts.clear()
+            part = self._parts[key] = View.__getitem__(self, index)
+        return part
 
     @property
     def data(self) -> np.ndarray | None:
@@ -403,6 +431,7 @@ class Memory:
         """Releases the tensor's bytes. Raises BadInput if it is not held here."""
         if self._tensors.pop(id(tensor), None) is None:
             raise BadInput("free", tensor, f"a tensor that {self.space} holds")
+        tensor._parts.clear()
         self._blocks.remove((tensor.address, tensor.address + tensor.footprint, id(tensor)))
         self.used -= tensor.footprint
 

@@ -1,6 +1,7 @@
 """Allocation, capacity, views: what SBUF, PSUM and HBM hold and refuse."""
 
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -156,6 +157,28 @@ def test_without_data_nothing_is_stored():
     assert tensor.data is None
     with pytest.raises(BadInput, match="the run was made without data"):
         _ = tensor[0:4].array
+
+
+def test_a_part_on_chip_is_one_object():
+    tensor = Memory.sbuf(TRN2, data=False).allocate((128, 4, 8), "f32", "t")
+    assert tensor[0:64, 1] is tensor[0:64, 1]
+    assert tensor[0:64, 1] is not tensor[0:64, 1:2]
+    assert tensor[0:64, 1].shape != tensor[0:64, 1:2].shape
+    value = Memory.hbm(1 << 20, data=False).allocate((128, 32), "f32", "v")
+    assert value[0:64] is not value[0:64], "parts of HBM are too many to keep"
+
+
+def test_arrays_go_with_their_last_tensor():
+    """Without waiting for the garbage collector: HBM arrays are large."""
+    array = np.zeros((4, 4), np.float32)
+    gone = weakref.ref(array)
+    tensor = Memory.hbm(100).adopt(array, (4, 4), "f32", "v")
+    part = tensor[0:2]
+    assert part.array.base is not None
+    del array, tensor
+    assert gone() is not None, "a view keeps it"
+    del part
+    assert gone() is None
 
 
 def test_adopted_tensors_are_the_owners_array():
