@@ -15,7 +15,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from trnsim.cluster.api import Simulated, simulate
+from trnsim.cluster.api import Simulated, Simulator, simulate
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "gpt.py"
 GRADIENT = {"f32": 1e-5, "bf16": 2e-2}  # relative L2 of each leaf
@@ -147,18 +147,18 @@ def test_a_flax_transformer_with_adamw(dtype: str) -> None:
     step, gradient, state = flax_step(dtype)
     mesh = mesh_of(2, 2)
     tokens = np.random.default_rng(0).integers(0, 64, (5, 4, 17)).astype(np.int32)
-    sharded, losses = column_parallel(state, mesh), []
-    reference, expected = state, []
-    first = jax.device_put(tokens[0], NamedSharding(mesh, P("dp")))
+    sharded, reference = column_parallel(state, mesh), state
+    batches = [jax.device_put(batch, NamedSharding(mesh, P("dp"))) for batch in tokens]
     _, grads = jax.jit(gradient)(reference[0], tokens[0])
-    result = simulate(gradient, sharded[0], first)
+    result = simulate(gradient, sharded[0], batches[0])
     assert_close_leaves(result.outputs[1], grads, dtype)
-    for batch in tokens:
-        result = simulate(step, sharded, jax.device_put(batch, NamedSharding(mesh, P("dp"))))
-        sharded = column_parallel(result.outputs[0], mesh)
-        losses.append(float(result.outputs[1]))
-        reference, value = jax.jit(step)(reference, batch)
-        expected.append(float(value))
+    losses, expected, one = [], [], jax.jit(step)
+    with Simulator(step, sharded, batches[0]) as simulated_step:
+        for batch in tokens:
+            sharded, loss = simulated_step(sharded, batch).outputs
+            reference, value = one(reference, batch)
+            losses.append(float(loss))
+            expected.append(float(value))
     np.testing.assert_allclose(losses, expected, rtol=LOSS[dtype])
 
 
