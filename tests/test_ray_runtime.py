@@ -4,11 +4,13 @@ import os
 import re
 import select
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -235,8 +237,8 @@ def test_different_order_is_a_mismatch(local):
 def test_a_rank_that_does_not_take_part_is_a_mismatch(runtime):
     with pytest.raises(
         CollectiveMismatch,
-        match=r"^rank 0 \(chip 0, physical core 0, node 0\) waits for rank 1 in round 0 of all_reduce"
-        r"\(add\) #1 of 16 B bf16 on \[0, 1\], but rank 1 has finished$",
+        match=r"^rank 0 \(chip 0, physical core 0, node 0\) waits for rank 1 in round 0 of"
+        r" all_reduce\(add\) #1 of 16 B bf16 on \[0, 1\], but rank 1 has finished$",
     ):
         runtime(cores(2, lnc=1)).call("finished")
 
@@ -244,8 +246,8 @@ def test_a_rank_that_does_not_take_part_is_a_mismatch(runtime):
 def test_a_barrier_that_only_one_core_reaches_is_named(local):
     with pytest.raises(
         DeadlineExceeded,
-        match=r"^nothing moves: rank 0 \(chip 0, physical core 0, node 0\) waits at the barrier of its"
-        r" physical cores$",
+        match=r"^nothing moves: rank 0 \(chip 0, physical core 0, node 0\) waits at the barrier of"
+        r" its physical cores$",
     ):
         local.call("missing barrier")
 
@@ -290,6 +292,60 @@ def test_a_killed_process_is_named_and_takes_the_others_with_it(ray_runtime, cap
             assert select.select([handle], [], [], 20)[0], "a core's process is still there"
             os.close(handle)
     assert capfd.readouterr() == ("", "")
+
+
+INTERRUPTED = """
+import threading
+from trnsim.cluster.runtimes.base import CoreAddress
+from trnsim.cluster.runtimes.ray_runtime import RayRuntime
+
+def hang(seat, call, argument):
+    threading.Event().wait()
+
+runtime = RayRuntime()
+with runtime:
+    runtime.open([CoreAddress(0, 0, 1, 0, 0, 4096)], hang)
+    print(runtime.places[0]["pid"], runtime.folder, flush=True)
+    runtime.call("hang")
+"""
+
+
+def test_an_interrupt_leaves_no_process_and_no_file():
+    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+    command = [sys.executable, "-c", INTERRUPTED]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, text=True, env=environment) as child:
+        assert child.stdout
+        pid, folder = child.stdout.readline().split()
+        handle = os.pidfd_open(int(pid))
+        child.send_signal(signal.SIGINT)
+        _, errors = child.communicate(timeout=60)
+    assert errors.splitlines()[-1] == "KeyboardInterrupt"
+    assert select.select([handle], [], [], 20)[0], "the core's process is still there"
+    os.close(handle)
+    assert not os.path.exists(folder)
+    assert not any(folder in line for line in command_lines())
+
+
+def command_lines() -> Iterator[str]:
+    """Of all processes."""
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended meanwhile
+            yield entry.read_text(errors="replace")
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("nonsense", "neither ray://host:port nor host:port nor auto"),
+        ("ray://127.0.0.1:1", r"\[Errno 111\] Connection refused"),
+        ("127.0.0.1:1", r"\[Errno 111\] Connection refused"),
+    ],
+)
+def test_an_address_without_ray_is_refused_at_once(address, reason):
+    message = rf"^address: {address} is not valid; allowed: that of a running Ray \({reason}\)$"
+    with pytest.raises(BadInput, match=message):
+        RayRuntime(address).open(cores(1), program)
 
 
 # --- parts -------------------------------------------------------------------------------------

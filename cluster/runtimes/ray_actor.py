@@ -10,6 +10,7 @@ import sys
 import threading
 import traceback
 from collections import defaultdict, deque
+from collections.abc import Callable
 from typing import Any
 
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
@@ -105,7 +106,8 @@ class CoreActor:
         self._blas = threadpoolctl.threadpool_limits(limits=1)
         self._address, self._execute, self._deadline = address, execute, deadline_s
         self._mailbox = Mailbox()
-        self._peers: dict[int, Any] = {}
+        self._deliver: dict[int, Callable[..., None]] = {}
+        self._credit: dict[int, Callable[..., None]] = {}
         self._untold: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
         self._round: tuple[bytes, int] | None = None
         self._wait: Wait | None = None
@@ -141,7 +143,8 @@ class CoreActor:
 
     def connect(self, peers: dict[int, Any]) -> None:
         """Core 0 of every rank, for messages."""
-        self._peers = peers
+        self._deliver = {rank: peer.deliver.remote for rank, peer in peers.items()}
+        self._credit = {rank: peer.credit.remote for rank, peer in peers.items()}
 
     def load(self, name: str, payload: bytes) -> None:
         """See `base.Runtime.load`."""
@@ -189,7 +192,7 @@ class CoreActor:
             self._round = turn
             self._throttle(message)
         self._mailbox.sent(peer, len(message.data))
-        self._peers[peer].deliver.options(num_returns=0).remote(message.pack())
+        self._deliver[peer](message.pack())
 
     def _throttle(self, message: Message) -> None:
         """Let peers catch up between rounds, so that unread messages do not pile up.
@@ -217,18 +220,17 @@ class CoreActor:
         untold = self._untold[peer]
         _add(untold, 1, nbytes)
         if untold[0] >= _CREDIT_MESSAGES or untold[1] >= _CREDIT_BYTES:
-            credit = self._peers[peer].credit.options(num_returns=0)
-            credit.remote(self._address.rank, *untold)
+            self._credit[peer](self._address.rank, *untold)
             untold[:] = [0, 0]
 
     # --- in the other threads ---
 
-    @ray.method(concurrency_group="mail")
+    @ray.method(concurrency_group="mail", num_returns=0, enable_task_events=False)
     def deliver(self, frame: bytes) -> None:
         """A peer's message."""
         self._mailbox.deliver(frame)
 
-    @ray.method(concurrency_group="mail")
+    @ray.method(concurrency_group="mail", num_returns=0, enable_task_events=False)
     def credit(self, peer: int, messages: int, nbytes: int) -> None:
         """A peer has taken messages."""
         self._mailbox.credit(peer, messages, nbytes)

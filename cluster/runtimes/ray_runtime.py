@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import shutil
+import socket
 import tempfile
 from collections.abc import Sequence
 from types import TracebackType
@@ -105,6 +106,11 @@ class RayRuntime:
         """`pid` and `node` of each core's process."""
         return self._places
 
+    @property
+    def folder(self) -> str:
+        """Where the Ray that was started here keeps its files until it is stopped, or empty."""
+        return self._instance.folder
+
     def load(self, name: str, payload: bytes) -> None:
         """See `base.Runtime.load`; the bytes reach each node once."""
         ref = ray.put(payload)
@@ -153,6 +159,8 @@ class RayRuntime:
         except RayTaskError:
             raise
         except RayError as error:
+            if "creation task" in str(error):  # the class or the execution cannot be imported there
+                raise ExecutionFailed(f"{self._cores[core]} did not start: {error}") from None
             raise self._lost(core, _cause(error)) from None
 
     def _lost(self, core: int, cause: str) -> CoreLost:
@@ -289,20 +297,39 @@ def _silence_raylet() -> None:
         ray_worker.print_to_stdstream = lambda *arguments, **options: None
 
 
+def _check_reachable(address: str) -> None:
+    """Raise BadInput if nothing listens at `[ray://]host:port`: Ray would try for minutes."""
+    if address in ("auto", "local"):
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        raise _bad_address(address, "neither ray://host:port nor host:port nor auto")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except (OSError, OverflowError) as error:
+        raise _bad_address(address, str(error)) from None
+
+
+def _bad_address(address: str, reason: str) -> BadInput:
+    return BadInput("address", address, f"that of a running Ray ({reason})")
+
+
 class RayInstance:
     """The Ray instance in use: found, or started here (and then stopped here)."""
 
     def __init__(self, address: str | None = None) -> None:
         self._address = address
         self._connected = False
-        self._folder = ""
+        self.folder = ""
 
     def connect(self) -> None:
         """Connect to Ray, or start it. Raises BadInput for an address where no Ray is."""
+        address = self._address or os.environ.get("RAY_ADDRESS")
+        if address:
+            _check_reachable(address)
         if ray.is_initialized():
             return
         _silence_raylet()
-        address = self._address or os.environ.get("RAY_ADDRESS")
         if address:
             self._join(address)
         else:
@@ -312,20 +339,22 @@ class RayInstance:
         try:
             ray.init(address, **_QUIET)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            story = str(error).splitlines() or [type(error).__name__]
-            raise BadInput("address", address, f"a running Ray instance ({story[0]})") from None
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            if os.environ.get("RAY_AUTH_MODE") is None:
+                reason += "; if it asks for a token, set RAY_AUTH_MODE=token"
+            raise _bad_address(address, reason) from None
         self._connected = True
 
     def _start(self) -> None:
         # A short path: sockets below it may have 107 characters.
-        self._folder = tempfile.mkdtemp(prefix="trnsim-", dir="/tmp")
+        self.folder = tempfile.mkdtemp(prefix="trnsim-", dir="/tmp")
         self._connected = True
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         ray.init(
             address="local",
             include_dashboard=False,
             **_QUIET,
-            _temp_dir=self._folder,
+            _temp_dir=self.folder,
         )
 
     def disconnect(self) -> None:
@@ -333,6 +362,6 @@ class RayInstance:
         if self._connected:
             ray.shutdown()
             self._connected = False
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = ""
+        if self.folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder = ""
