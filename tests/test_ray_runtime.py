@@ -313,8 +313,8 @@ with runtime:
 def test_an_interrupt_leaves_no_process_and_no_file():
     environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
     command = [sys.executable, "-c", INTERRUPTED]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, **pipes, text=True, env=environment) as child:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as child:
         assert child.stdout
         pid, folder = child.stdout.readline().split()
         handle = os.pidfd_open(int(pid))
