@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import arithmetic
 from . import lower
-from .group import Group, Node, Space, is_splat, space_of
+from .group import Group, Node, Space, is_splat, reducer, space_of
 from .ir import Block, Operation, TensorType
 from .kernel import Kernel, plain
 from .rowwise import rowwise_kernel
@@ -275,6 +275,8 @@ class Fuser:
             self._seal(self.home.get(value))
 
     def _own(self, node: Node) -> None:
+        if node.name == "reduce" and self._reduces_nothing(node):
+            node = _as_copy(node)
         size = self._generated(node)
         if size and self.space(node) is not None:
             self.lazies[node.results[0]] = node
@@ -287,6 +289,14 @@ class Fuser:
             self._matmul(node)
         else:
             self._single(node)
+
+    def _reduces_nothing(self, node: Node) -> bool:
+        """Whether every reduced axis has one element and the start value changes nothing."""
+        kind, shape = reducer(node.operation), node.operand_types[0].shape
+        extents = [shape[d] for d in node.operation.attributes["dimensions"]]
+        if kind is None or any(extent != 1 for extent in extents):
+            return False
+        return self._is_identity(node.operands[1], node.operand_types[1], kind)
 
     def _generated(self, node: Node) -> int:
         """Operators to recompute the node's result where it is used; 0 if it has to be stored.
@@ -373,16 +383,24 @@ class Fuser:
 
     def _rowwise(self, node: Node) -> None:
         leaves = self.group().leaves(node)
-        if leaves is None:
-            for value in node.operands:
-                self.demand(value)
-            self._single(node)
+        if leaves is None or not self.group().add(node):
+            self._alone(node)
             return
         for value in leaves:
             self.demand(value)
         place = self._join(node, leaves)
         for value in leaves:
             self._pull(value, place)
+
+    def _alone(self, node: Node) -> None:
+        """A kernel of its own for a node whose recomputed operands have clashing patterns."""
+        for value in node.operands:
+            self.demand(value)
+        group = Group(lambda value: None, self.space)
+        if group.add(node):
+            self._put(group, node.operands, node.results)
+        else:
+            self._single(node)
 
     def _join(self, node: Node, leaves: Iterable[int]) -> int:
         latest = max((self.home.get(v, -1) for v in leaves), default=-1)
@@ -478,6 +496,12 @@ class Fuser:
             return []
         types = {v: self.types[v] for v in group.extent}
         return [rowwise_kernel(group, tuple(sorted(outputs)), types)]
+
+
+def _as_copy(node: Node) -> Node:
+    source = node.operation
+    copy = Operation("copy", source.operands[:1], source.results, {}, (), source.location)
+    return Node(copy, node.operands[:1], node.results, node.operand_types[:1], node.result_types)
 
 
 def fuse(

@@ -1,6 +1,7 @@
 """Which kernel an operator becomes when it is not rowwise."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -10,10 +11,11 @@ from .ir import TensorType
 from .kernel import Kernel
 from .matmul import matmul_kernel
 from .movement import MOVEMENTS
+from .movement_nest import is_row_move
 from .reduction import ReductionKernel
 from .single import single_fields
 from .strided import Strided
-from .vectorial import VECTORIAL
+from .vectorial import LaneKernel, fits
 
 
 def kernel(
@@ -27,16 +29,22 @@ def kernel(
         return matmul_kernel(node, strided)
     fields = single_fields(node, constants, types)
     wide = any(t.numpy.itemsize > 4 for t in (*node.operand_types, *node.result_types))
+    if node.name == "rng_bit_generator":  # the state may be 64-bit words; it stays in registers
+        wide = node.result_types[1].numpy.itemsize > 4
     empty = any(t.size == 0 for t in (*node.operand_types, *node.result_types))
     if node.name in MOVEMENTS and not empty:
-        return MOVEMENTS[node.name](**fields)
-    if wide or empty:
-        return HostKernel(**fields, fallback=True)
-    if node.name == "reduce" and reducer(node.operation) is not None:
-        return ReductionKernel(**fields)
-    if node.name in VECTORIAL:
-        return VECTORIAL[node.name](**fields)
-    return HostKernel(**fields, fallback=True)
+        moved = MOVEMENTS[node.name](**fields)
+        return moved if is_row_move(moved) else _streamed(fields, wide)
+    if node.name == "reduce" and reducer(node.operation) is not None and not wide and not empty:
+        reduction = ReductionKernel(**fields)
+        return reduction if reduction.on_device else _streamed(fields, wide)
+    return _streamed(fields, wide or empty)
+
+
+def _streamed(fields: dict[str, Any], host: bool) -> Kernel:
+    """A kernel of the lane engines if they can do it, otherwise the host's."""
+    lanes = LaneKernel(**fields)
+    return lanes if fits(lanes) and not host else HostKernel(**fields, fallback=True)
 
 
 def _on_tensor_engine(node: Node) -> bool:

@@ -11,7 +11,6 @@ from ..isa.dma import DESCRIPTOR_PS, DmaCopy, DmaGather, DmaScatter, DmaTranspos
 from ..isa.vector import Copy, Memset
 from ..memory import Tensor
 from .group import reducer
-from .host_nest import nest as host_nest
 from .kernel import Part
 from .movement import (
     AssemblyKernel,
@@ -51,9 +50,8 @@ def nest(kernel: MovementKernel, context: Context) -> Loop:
         return once(list(_view_steps(kernel, context)))
     if isinstance(kernel, AssemblyKernel):
         return once(list(_assembly_steps(kernel, context)))
-    if isinstance(kernel, GatherKernel):
-        return gather_nest(kernel, context)
-    return host_nest(kernel, context)
+    assert isinstance(kernel, GatherKernel)
+    return gather_nest(kernel, context)
 
 
 # ---- views -----------------------------------------------------------------------------------
@@ -342,11 +340,20 @@ def row_numbers(
     return numbers if clamp else np.where(outside, -1, numbers)
 
 
+def is_row_move(kernel: SingleKernel) -> bool:
+    """Whether the nests here can do it: of gathers and scatters, those of whole rows."""
+    if isinstance(kernel, GatherKernel):
+        return rows_of_gather(kernel) is not None
+    if isinstance(kernel, ScatterKernel):
+        simple = reducer(kernel.operation) == "add" or _replaces(kernel)
+        return simple and rows_of_scatter(kernel) is not None
+    return isinstance(kernel, AssemblyKernel) or not kernel.constants
+
+
 def gather_nest(kernel: GatherKernel, context: Context) -> Loop:
-    """Rows gathered through SBUF, 128 at a time; other gathers are the host's."""
+    """Rows gathered through SBUF, 128 at a time."""
     rows = rows_of_gather(kernel)
-    if rows is None:
-        return host_nest(kernel, context)
+    assert rows is not None
     first, last = _row_range(kernel, context.part, rows)
     numbers = np.zeros(rows.number, np.int32)
     if context.arrays is not None:
@@ -381,6 +388,7 @@ def _by_rows(
     pieces = tiles(first, last, 128)
     strips = tiles(0, rows.width, width)
     adds = not gather and reducer(kernel.operation) == "add"
+    update = None if gather else kernel.constants.get(kernel.operation.operands[2])
 
     def body(i: int) -> Iterator[Instruction]:
         at, count = pieces[i]
@@ -388,14 +396,17 @@ def _by_rows(
         for s, (column, wide) in enumerate(strips):
             tile = buffers[(i * len(strips) + s) % 2][:count, :wide]
             table = context.hbm(table_value, (rows.count, wide), (rows.width, 1), column)
-            dense = context.hbm(
-                dense_value, (count, wide), (rows.width, 1), at * rows.width + column
-            )
-            if gather:
-                yield DmaGather(tile, table, place, bounds="clamp")
-                yield DmaCopy(dense, tile)
+            if update is not None:
+                yield Memset(tile, update.item())
             else:
-                yield DmaCopy(tile, dense)
+                offset = at * rows.width + column
+                dense = context.hbm(dense_value, (count, wide), (rows.width, 1), offset)
+                if gather:
+                    yield DmaGather(tile, table, place, bounds="clamp")
+                    yield DmaCopy(dense, tile)
+                else:
+                    yield DmaCopy(tile, dense)
+            if not gather:
                 yield DmaScatter(table, tile, place, accumulate=adds, bounds="skip")
 
     return Loop(len(pieces), body, lambda i: pieces[i][1])
@@ -408,11 +419,9 @@ def _replaces(kernel: ScatterKernel) -> bool:
 
 
 def scatter_nest(kernel: ScatterKernel, context: Context) -> Loop:
-    """A copy of the operand, then updated rows through SBUF; other scatters are the host's."""
+    """A copy of the operand, then updated rows through SBUF."""
     rows = rows_of_scatter(kernel)
-    simple = reducer(kernel.operation) == "add" or _replaces(kernel)
-    if rows is None or not simple or kernel.constants:
-        return host_nest(kernel, context)
+    assert rows is not None
     numbers = np.zeros(rows.number, np.int32)
     if context.arrays is not None:
         index = kernel.operand(1, context.arrays)
@@ -420,8 +429,13 @@ def scatter_nest(kernel: ScatterKernel, context: Context) -> Loop:
         numbers = row_numbers(kernel, rows, index, batching, False).reshape(-1).astype(np.int32)
 
     def steps() -> Iterator[Instruction | Loop]:
+        start = kernel.constants.get(kernel.operation.operands[0])
         if kernel.in_place:
             context.same(kernel.targets[0], kernel.sources[0])
+        elif start is not None:
+            fill = context.tile(FILL_COLUMNS, kernel.result_type.dtype, "fill")
+            yield Memset(fill[:], start.item())
+            yield from _pour(context, kernel.targets[0], fill, 0, kernel.result_type.size)
         else:
             size = (kernel.result_type.size,)
             yield DmaCopy(

@@ -43,6 +43,11 @@ class ReductionKernel(SingleKernel):
         return kind
 
     @property
+    def on_device(self) -> bool:
+        """Whether the nest can do it: the start value is a constant."""
+        return self.operation.operands[1] in self.constants
+
+    @property
     def first_kept(self) -> int:
         """Index of the first kept group (the axis that cores split); -1 if all is reduced."""
         return next((i for i, (_, gone) in enumerate(self.groups) if not gone), -1)

@@ -17,7 +17,6 @@ from ..isa.tensor import Matmul
 from ..isa.vector import Copy, Memset, TensorReduce, TensorScalar, TensorTensor
 from ..memory import Tensor, View
 from .axes import copies, runs
-from .host_nest import nest as host_nest
 from .nest import Context, Loop, itemsize, once, tiles
 from .reduction import ReductionKernel
 
@@ -30,8 +29,6 @@ def nest(kernel: ReductionKernel, context: Context) -> Loop:
     """The nest that fits the kernel's axes."""
     init = kernel.operation.operands[1]
     identity = arithmetic.IDENTITY[kernel.reduction](kernel.result_type.numpy)
-    if init not in kernel.constants:
-        return host_nest(kernel, context)
     start = kernel.constants[init]
     lowering = _Lowering(kernel, context, None if start == identity else start.item())
     if not kernel.groups or kernel.groups[-1][1]:

@@ -17,6 +17,7 @@ from .axes import Box, boxes
 from .group import Group, Node, reducer
 from .ir import Operation, TensorType
 from .kernel import Kernel, Layout, Part, split, whole
+from .narrow import narrowed
 
 BLOCK_ELEMENTS = 1 << 16
 """Elements of a block of rows: its values stay in the host's cache between operators."""
@@ -111,7 +112,14 @@ class RowwiseKernel(Kernel):
         from .rowwise_nest import WIDE, plan
 
         spans = all(f or a == 1 for f, a in zip(self.forms[value], self.axes, strict=True))
-        if part.empty or not spans or self.total or self.rows < 2 or self.columns < 2:
+        if (
+            self.fallback
+            or part.empty
+            or not spans
+            or self.total
+            or self.rows < 2
+            or self.columns < 2
+        ):
             return None
         planned = plan(self)
         if planned.kind[value] != WIDE or planned.root[value] != value:
@@ -121,12 +129,12 @@ class RowwiseKernel(Kernel):
     def working_bytes(self) -> int:
         from .rowwise_nest import plan
 
-        return plan(self).partition_bytes
+        return 0 if self.fallback else plan(self).partition_bytes
 
     def nest(self, context: Any) -> Any:
-        from .rowwise_nest import nest
+        from . import host_nest, rowwise_nest
 
-        return nest(self, context)
+        return (host_nest if self.fallback else rowwise_nest).nest(self, context)
 
     def _details(self, number: Mapping[int, int]) -> Hashable:
         masks = (
@@ -313,17 +321,20 @@ def rowwise_kernel(
     used = {v: None for o in operations for v in o.operands if v not in made}
     values = [*used, *made]
     axes = _axes(group, outputs, {v: types[v] for v in values})
+    types = {v: types[v] for v in values}
+    operations, types = narrowed(operations, types, {*used, *outputs})
     names = [n.name for n in nodes if n.name not in ("broadcast_in_dim", "constant", "convert")]
     return RowwiseKernel(
         name="+".join(dict.fromkeys(names or [nodes[-1].name])),
         operations=operations,
         inputs=tuple(used),
         outputs=outputs,
-        types={v: types[v] for v in values},
+        types=types,
         location=next((o.location for o in reversed(operations) if o.location), ""),
         axes=axes,
         extents={v: pt.mask(group.extent[v], axes) for v in values},
         forms={v: pt.mask(group.form[v], axes) for v in values},
         total=group.total,
         resident=group.row_resident,
+        fallback=any(t.numpy.itemsize > 4 for t in types.values()),
     )
