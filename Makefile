@@ -10,7 +10,7 @@ demo: $(VENV)/installed
 	$(BIN)/trnsim train examples/gpt.py --instance trn2.3xlarge --lnc 2 --mesh dp=2,tp=2 \
 		--steps 5 --runtime ray --out out/demo
 
-test: $(VENV)/installed-dev lint
+test: $(VENV)/installed-dev
 	$(PYTEST) -m "not slow" tests
 
 test-slow: $(VENV)/installed-dev
@@ -35,6 +35,7 @@ $(VENV)/bin/python:
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
 $(VENV)/installed: $(VENV)/bin/python $(SOURCES)
+	rm -rf build/lib build/bdist*  # setuptools would pack what it left there
 	$(BIN)/python -m pip install --quiet .
 	touch $@
 

@@ -1,14 +1,14 @@
 """The library: a JAX function with shardings in, values and virtual time out.
 
-    from trnsim.cluster.api import Simulator, simulate
+from trnsim.cluster.api import Simulator, simulate
 
-    result = simulate(step, state, batch, instance="trn2.3xlarge", lnc=2)
-    result.outputs        # what step returns, as global numpy arrays
-    result.time.duration  # modelled time in picoseconds
+result = simulate(step, state, batch, instance="trn2.3xlarge", lnc=2)
+result.outputs        # what step returns, as global numpy arrays
+result.time.duration  # modelled time in picoseconds
 
-    with Simulator(step, state, batch, runtime="ray") as simulated_step:  # compiled once
-        for batch in batches:
-            state, loss = simulated_step(state, batch).outputs
+with Simulator(step, state, batch, runtime="ray") as simulated_step:  # compiled once
+    for batch in batches:
+        state, loss = simulated_step(state, batch).outputs
 """
 
 from collections.abc import Callable, Mapping

@@ -44,6 +44,11 @@ class Plan:
     reason: str
 
 
+def check_algorithm(name: str) -> None:
+    """Raises BadInput unless `name` can be given to `Calls`."""
+    choose.choose(Collective("all_reduce", 2, 1, "f32", "add"), (0, 0), name)
+
+
 class Calls:
     """Plans and prices of collective calls on a machine.
 
@@ -52,6 +57,8 @@ class Calls:
     """
 
     def __init__(self, machine: Machine, algorithm: str = "policy") -> None:
+        if algorithm not in choose.FLAT:
+            check_algorithm(algorithm)
         self.machine, self.algorithm = machine, algorithm
         self.slots = np.asarray(machine.placement.slots)
         self._plans: dict[tuple, Plan] = {}
@@ -127,16 +134,12 @@ def describe(
     """The collective that an operator is, for groups of `ranks` with these per-rank types."""
     kind = COLLECTIVES[operation.name]
     attributes = operation.attributes
-    whole = Collective(
-        kind="broadcast", ranks=ranks, counts=operand.size, dtype=operand.dtype
-    )
+    whole = Collective(kind="broadcast", ranks=ranks, counts=operand.size, dtype=operand.dtype)
     match kind:
         case "all_reduce":
             return replace(whole, kind=kind, reduction=attributes["reduction"])
         case "reduce_scatter":
-            return replace(
-                whole, kind=kind, counts=result.size, reduction=attributes["reduction"]
-            )
+            return replace(whole, kind=kind, counts=result.size, reduction=attributes["reduction"])
         case "all_to_all":
             return replace(whole, kind=kind, counts=operand.size // ranks)
         case "permute":

@@ -16,7 +16,7 @@ from trnsim.device.chip import Chip
 from trnsim.device.core import Core
 from trnsim.device.ops.fuse import fuse
 from trnsim.device.ops.ir import Block, Module, Operation
-from trnsim.device.ops.kernel import NOTHING_RESIDENT, Cost, Kernel, Part, Residency
+from trnsim.device.ops.kernel import Cost, Kernel, Part, Residency
 from trnsim.device.ops.recognise import recognise
 from trnsim.device.ops.residency import plan_residency
 from trnsim.device.ops.simplify import simplify

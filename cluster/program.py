@@ -17,7 +17,6 @@ from trnsim.device.ops.kernel import Cost, Kernel, Part, Residency
 from . import wire
 
 
-
 def _kinds(cls: type) -> Iterator[type]:
     for kind in cls.__subclasses__():
         yield kind
@@ -28,7 +27,6 @@ assert fuse.fuse  # its import defines every kind of kernel
 for _class in (Collective, Schedule, Cost, Part, Residency, matmul.Operand, *_kinds(Kernel)):
     wire.register(_class)
 wire.register(Block, "ScheduleBlock")  # `Block` is the operator program's
-
 
 
 @wire.register

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from trnsim.device.errors import BadInput
 
 from . import wire
+from .calls import check_algorithm
 from .clocks import StepTime
 from .compile import Fidelity
 from .frontends.training import TrainingJob, load_training
@@ -56,6 +57,7 @@ def train(asked: TrainOptions, progress: Progress = lambda text: None) -> RunRec
     """
     if asked.steps < 1:
         raise BadInput("steps", asked.steps, "1 or more", 1)
+    check_algorithm(asked.algorithm)
     machine = Machine.of(asked.instance, asked.nodes, asked.lnc, asked.mesh)
     spent: dict[str, float] = {}
     with _timed(spent, "JAX and XLA"):

@@ -77,9 +77,13 @@ def format_time(ps: int | float) -> str:
 
 def format_bytes(nbytes: int | float) -> str:
     """Bytes for people, in binary units: `24 GiB`."""
-    return _scaled(nbytes, [("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1)])
+    return _scaled(
+        nbytes, [("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1)]
+    )
 
 
 def format_rate(bytes_per_s: int | float) -> str:
     """Bytes per second for people, in decimal units: `256 GB/s`."""
-    return _scaled(bytes_per_s, [("TB/s", 1e12), ("GB/s", 1e9), ("MB/s", 1e6), ("KB/s", 1e3), ("B/s", 1)])
+    return _scaled(
+        bytes_per_s, [("TB/s", 1e12), ("GB/s", 1e9), ("MB/s", 1e6), ("KB/s", 1e3), ("B/s", 1)]
+    )

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from trnsim.cluster.fold import fold
 from trnsim.device.errors import Unsupported
 from trnsim.device.ops.ir import Block, Module, Operation, TensorType

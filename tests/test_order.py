@@ -2,6 +2,7 @@
 
 import hypothesis.strategies as st
 from hypothesis import given
+
 from trnsim.cluster.order import Item, list_schedule
 
 

@@ -7,6 +7,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given
+
 from trnsim.cluster.barriers import insert_barriers
 from trnsim.cluster.buffers import plan_buffers
 from trnsim.cluster.clocks import Clocks, Event
@@ -47,10 +48,18 @@ class Halves(Kernel):
 
 
 def run(
-    inputs: Sequence[int], outputs: Sequence[int], time: Sequence[int] = (10, 10), **kind: bool
+    inputs: Sequence[int],
+    outputs: Sequence[int],
+    time: Sequence[int] = (10, 10),
+    gathers: bool = False,
 ) -> RunKernel:
     kernel = Halves(
-        name="k", operations=(), inputs=tuple(inputs), outputs=tuple(outputs), types={}, **kind
+        name="k",
+        operations=(),
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        types={},
+        gathers=gathers,
     )
     cores = len(time)
     return RunKernel(

@@ -46,16 +46,15 @@ def run(job: TrainingJob, runtime: Runtime, **options: Any) -> tuple[list, list[
     simulated = simulation(job, **options)
     count = len(job.state_names)
     arguments = dict(enumerate(job.state))
-    times = []
+    results = []
     with runtime:
         simulated.start(runtime)
         for index, batch in enumerate(job.batches):
             arguments |= {count + i: array for i, array in enumerate(batch)}
             last = index == len(job.batches) - 1
-            result = simulated.step(arguments, range(count + 1) if last else [count])
-            times.append(result.time)
+            results.append(simulated.step(arguments, range(count + 1) if last else [count]))
             arguments = {}
-    return [result.values[i] for i in range(count + 1)], times
+    return [results[-1].values[i] for i in range(count + 1)], [r.time for r in results]
 
 
 def assert_same(one: tuple[list, list[StepTime]], other: tuple[list, list[StepTime]]) -> None:
@@ -173,7 +172,8 @@ def test_train_prints_a_summary_that_show_prints_again(tmp_path: Path) -> None:
         ),
         pytest.param(["--mesh", "dp=4,tp=4"], "mesh: dp=4,tp=4 (16 ranks)", id="does not fit"),
         pytest.param(
-            ["--instance", "trn1.32xlarge", "--mesh", "tp=24"], "tensor parallel degree: 24",
+            ["--instance", "trn1.32xlarge", "--mesh", "tp=24"],
+            "tp: 24 is not valid; allowed: 1, 2, 8, 16, multiples of 32",
             id="U14",
         ),
         pytest.param(["--mesh", "dp=two"], "mesh: 'dp=two' is not valid", id="mesh"),

@@ -80,9 +80,7 @@ def _renames(
     return False
 
 
-def _neutral(
-    operation: Operation, source: TensorType, constants: dict[int, np.ndarray]
-) -> bool:
+def _neutral(operation: Operation, source: TensorType, constants: dict[int, np.ndarray]) -> bool:
     """Whether a reduction of single elements starts from the identity of its operator."""
     region, initial = operation.regions[0], constants.get(operation.operands[1])
     if initial is None or len(region.operations) != 1:
