@@ -285,7 +285,7 @@ class Fuser:
             self.lazies[node.results[0]] = node
         elif self.space(node) is not None:
             self._rowwise(node)
-        elif node.name == "dot_general":
+        elif node.name == "dot_general" and lower.on_tensor_engine(node):
             self._matmul(node)
         else:
             self._single(node)

@@ -25,7 +25,7 @@ def kernel(
     types: Sequence[TensorType],
 ) -> Kernel:
     """The kernel of one operator; a host fallback where the device has no instructions for it."""
-    if node.name == "dot_general" and _on_tensor_engine(node):
+    if strided:
         return matmul_kernel(node, strided)
     fields = single_fields(node, constants, types)
     wide = any(t.numpy.itemsize > 4 for t in (*node.operand_types, *node.result_types))
@@ -47,7 +47,7 @@ def _streamed(fields: dict[str, Any], host: bool) -> Kernel:
     return lanes if fits(lanes) and not host else HostKernel(**fields, fallback=True)
 
 
-def _on_tensor_engine(node: Node) -> bool:
+def on_tensor_engine(node: Node) -> bool:
     """Floats of up to 32 bits; other dots are the host's."""
     kinds = [t.dtype for t in node.operand_types]
     floats = all(k.startswith(("f", "bf")) and k != "f64" for k in kinds)
