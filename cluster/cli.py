@@ -4,6 +4,7 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -141,7 +142,7 @@ def _stated(assume: Sequence[str]) -> dict[str, int]:
 
 def _print_record(record: RunRecord, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(wire.plain(record), indent=2))
+        click.echo(json.dumps(asdict(record), indent=2))
     else:
         print_summary(record, Console())
 

@@ -141,7 +141,10 @@ class _Compiler:
             duration = self.calls.estimate(size)
         return Item(item.operands, item.results, duration, collective)
 
-    def split(self, kernel: Kernel) -> _Placed:
+    def split(self, kernel: Kernel | Operation) -> "_Placed | Operation":
+        """A kernel with the shares of the physical cores; other operators as they are."""
+        if isinstance(kernel, Operation):
+            return kernel
         small = sum(self.types[v].nbytes for v in kernel.outputs) <= REPLICATED_BYTES
         if self.lnc > 1 and small:
             self.replicated.update(kernel.outputs)

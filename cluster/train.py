@@ -75,7 +75,8 @@ def train(asked: TrainOptions, progress: Progress = lambda text: None) -> RunRec
         simulation, last, steps,
         version=version("trnsim"), command=asked.command, mesh=dict(asked.mesh.axes),
         runtime="none (time only)" if asked.time_only else asked.runtime,
-        options={name: str(value) for name, value in asked.options.items()}, host_seconds=spent, files=_files(asked.out),
+        options={name: str(value) for name, value in asked.options.items()},
+        host_seconds=spent, files=_files(asked.out),
     )  # fmt: skip
     _write(asked.out, record, last)
     return record
@@ -120,7 +121,7 @@ def _train_steps(
     job: TrainingJob, simulation: Simulation, progress: Progress
 ) -> tuple[list[StepRecord], StepTime]:
     """The state is placed once and stays on the cores; each step brings its batch."""
-    records: list[StepRecord] = []
+    records, times = [], []
     first = loss_index = len(job.state_names)
     arguments = dict(enumerate(job.state))
     for index, batch in enumerate(job.batches):
@@ -130,8 +131,9 @@ def _train_steps(
         loss = float(result.values[loss_index])
         reference = job.losses[index] if job.losses else None
         records.append(StepRecord(index, result.time.duration, loss, reference))
-        last, arguments = result.time, {}
-    return records, last
+        times.append(result.time)
+        arguments = {}
+    return records, times[-1]
 
 
 def make_runtime(kind: str, address: str | None = None) -> Runtime:
