@@ -14,7 +14,7 @@ import numpy as np
 
 from trnsim.device.chip import Chip
 from trnsim.device.core import Core
-from trnsim.device.ops.fuse import fuse
+from trnsim.device.ops.fuse import captured, fuse
 from trnsim.device.ops.ir import Block, Module, Operation
 from trnsim.device.ops.kernel import Cost, Kernel, Part, Residency
 from trnsim.device.ops.recognise import recognise
@@ -121,15 +121,15 @@ class _Compiler:
         """The steps of one block, without barriers."""
         items = fuse([self.closed(o) for o in block.operations], self.types, set(returns))
         order = list_schedule([self.item(item) for item in items])
-        placed = [self.split(items[i]) if isinstance(items[i], Kernel) else items[i] for i in order]
+        placed = [self.split(items[i]) for i in order]
         return self.emit(placed, returns)
 
     def closed(self, operation: Operation) -> Operation:
         """The operation with values that its regions capture appended to its operands."""
         if not operation.regions or operation.name not in ("while", "case", "if"):
             return operation
-        captured = sorted(_captured(operation) - set(operation.operands))
-        return replace(operation, operands=(*operation.operands, *captured))
+        extra = sorted(captured(operation) - set(operation.operands))
+        return replace(operation, operands=(*operation.operands, *extra))
 
     def item(self, item: Kernel | Operation) -> Item:
         if isinstance(item, Kernel):
@@ -277,15 +277,3 @@ class _Compiler:
         index = operation.operands[0]
         key = operation.results[0]
         return [Branch(key, index, branches, operation.name == "if", operation.location)]
-
-
-def _captured(operation: Operation) -> set[int]:
-    """Values that the regions of `operation` use and do not define."""
-    found: set[int] = set()
-    for region in operation.regions:
-        defined = set(region.arguments)
-        for inner in region.operations:
-            found |= (set(inner.operands) | _captured(inner)) - defined
-            defined.update(inner.results)
-        found |= set(region.returns) - defined
-    return found
