@@ -8,8 +8,9 @@ not fit beside the tiles, K is cut into blocks, and the blocks of right are load
 of row tiles.
 """
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from ..isa.base import Instruction
 from ..isa.dma import DmaCopy
@@ -25,6 +26,9 @@ from .nest import Context, Loop, itemsize, once, tiles
 
 RIGHT_BYTES = 36_000
 LEFT_BYTES = 20_000
+WIDE_RIGHT_BYTES = 66_000
+WIDE_ROWS = 1024
+SET_BYTES = 174_000
 BLOCK_COLUMNS = 2048
 
 
@@ -42,20 +46,27 @@ class Tiling:
 
     @staticmethod
     def of(kernel: MatmulKernel) -> "Tiling":
-        """The tiling of a kernel."""
+        """The tiling of a kernel: wide blocks of right where many row tiles use them."""
+        wide = Tiling.with_right(kernel, WIDE_RIGHT_BYTES)
+        if kernel.m >= WIDE_ROWS and wide.resident_right and wide.partition_bytes <= SET_BYTES:
+            return wide
+        return Tiling.with_right(kernel, RIGHT_BYTES)
+
+    @staticmethod
+    def with_right(kernel: MatmulKernel, right_bytes: int) -> "Tiling":
+        """The tiling with a bound on the bytes per partition of a block of right."""
         left, right = sides(kernel)
         size = max(itemsize(side.compute) for side in (left, right))
         steps = -(-kernel.k // PE)
-        columns = min(kernel.n, BLOCK_COLUMNS, RIGHT_BYTES // (steps * size) // BANK * BANK)
+        columns = min(kernel.n, BLOCK_COLUMNS, right_bytes // (steps * size) // BANK * BANK)
         if steps * PE * size <= LEFT_BYTES and columns >= min(kernel.n, BANK):
             depth, group = steps, 1
         else:
             group = min(4, -(-kernel.m // PE))
             depth = max(1, min(steps, LEFT_BYTES // (group * PE * size)))
             columns = min(kernel.n, BANK)
-        return Tiling(
-            left, right, columns, depth, group, kernel.k, kernel.types[kernel.result].dtype
-        )
+        out = kernel.types[kernel.result].dtype
+        return Tiling(left, right, columns, depth, group, kernel.k, out)
 
     @property
     def resident_right(self) -> bool:
@@ -93,6 +104,7 @@ class _Lowering:
         self.groups = tiles(rows.start, rows.stop, PE * t.group)
         self.depths = tiles(0, kernel.k, PE * t.depth)
         self.first_row = batch.start * kernel.m + rows.start
+        self._made: dict[Hashable, list[Any]] = {}
         self._allocate()
 
     def _allocate(self) -> None:
@@ -161,7 +173,7 @@ class _Lowering:
         for i, (_, rows) in enumerate(self._row_tiles(g)):
             for n, (at, width) in enumerate(tiles(0, self.blocks[j][1], BANK)):
                 bank = self._bank(count, i, n)[:rows, :width]
-                yield self._chain(bank, left, right, i, rows, at, width, d)
+                yield from self._chain(bank, left, right, i, rows, at, width, d)
                 if len(self.depths) == 1:
                     yield self._evacuate(bank, count, j, g, i, n, at, width)
 
@@ -184,20 +196,21 @@ class _Lowering:
         at: int,
         width: int,
         d: int,
-    ) -> Loop:
-        """Sum over the K tiles of one block."""
-        pieces = tiles(0, self.depths[d][1], PE)
-
-        def step(k: int) -> Iterator[Instruction]:
-            deep = pieces[k][1]
-            yield Matmul(
-                bank,
-                left[:deep, k, i * PE : i * PE + rows],
-                right[:deep, k, at : at + width],
-                accumulate=k > 0 or d > 0,
-            )
-
-        return Loop(len(pieces), step, lambda k: pieces[k][1], rotation=1, steady=64)
+    ) -> list[Matmul]:
+        """Sum over the K tiles of one block; instructions on the same tiles are made once."""
+        depth = self.depths[d][1]
+        key = (id(bank.tensor), id(left), id(right), i, rows, at, width, depth, d > 0)
+        if key not in self._made:
+            self._made[key] = [
+                Matmul(
+                    bank,
+                    left[:deep, k, i * PE : i * PE + rows],
+                    right[:deep, k, at : at + width],
+                    accumulate=k > 0 or d > 0,
+                )
+                for k, (_, deep) in enumerate(tiles(0, depth, PE))
+            ]
+        return self._made[key]
 
     # ---- results ----
 
@@ -337,6 +350,22 @@ class _Lowering:
         return self.tiling.columns if name == "right" else self.tiling.group * PE
 
     def _turn_four(
+        self,
+        name: str,
+        raw: View,
+        tile: Tensor,
+        steps: list[tuple[int, int]],
+        q: int,
+        position: int,
+        rows: int,
+    ) -> list[Instruction]:
+        place = (id(raw.tensor), raw.offset, raw.shape, id(tile))
+        key = (name, *place, q, position, rows, tuple(steps))
+        if key not in self._made:
+            self._made[key] = list(self._make_turn(name, raw, tile, steps, q, position, rows))
+        return self._made[key]
+
+    def _make_turn(
         self,
         name: str,
         raw: View,

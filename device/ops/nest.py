@@ -62,13 +62,30 @@ def tiles(start: int, stop: int, size: int) -> list[tuple[int, int]]:
 
 
 def execute(core: Core, loop: Loop) -> None:
-    """Issues every instruction, with values."""
+    """Issues every instruction, with values where the core has data.
+
+    Of iterations that are alike, the first of each set of tiles is checked: the others only have
+    other addresses.
+    """
+    with np.errstate(all="ignore"):
+        _execute(core, loop, checked=False)
+
+
+def _execute(core: Core, loop: Loop, checked: bool) -> None:
+    known: set[Hashable] = set()
     for i in range(loop.count):
+        key = (loop.alike(i), i % loop.rotation)
+        again = checked or key in known
+        known.add(key)
         for step in loop.body(i):
             if isinstance(step, Loop):
-                execute(core, step)
-            else:
-                core.issue(step)
+                _execute(core, step, again)
+                continue
+            if not again:
+                step.check(core.chip)
+            if core.data:
+                step.execute()
+            core.time(step)
 
 
 def simulate(core: Core, loop: Loop) -> None:
