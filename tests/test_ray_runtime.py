@@ -284,7 +284,7 @@ def test_a_killed_process_is_named_and_takes_the_others_with_it(ray_runtime, cap
         handles = [os.pidfd_open(place["pid"]) for place in opened.places]
         with pytest.raises(
             CoreLost,
-            match=r"^rank 1 \(chip 0, physical core 3, node 0\) on node \S+, process \d+ is lost:"
+            match=r"^rank 1 \(chip 0, physical core 3, node 0\) on host \S+, process \d+ is lost:"
             r" its process ended unexpectedly \(killed, out of memory, or crashed\)$",
         ):
             opened.call("killed")

@@ -117,8 +117,8 @@ class CoreActor:
 
     def describe(self) -> dict[str, Any]:
         """Where the core lives: for messages about it, and for tests."""
-        node = ray.util.get_node_ip_address()
-        return {"pid": os.getpid(), "node": node, "jax": "jax" in sys.modules}
+        host = ray.util.get_node_ip_address()
+        return {"pid": os.getpid(), "host": host, "jax": "jax" in sys.modules}
 
     def create_arena(self) -> str:
         """Make the rank's HBM; its name."""

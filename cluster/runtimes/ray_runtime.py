@@ -18,6 +18,7 @@ from typing import Any
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # else uv's projects are uploaded
 
 import ray
+from ray._private import ray_constants
 from ray._private import worker as ray_worker
 from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
@@ -77,7 +78,7 @@ class RayRuntime:
             }
             handle = actor.options(**options).remote(address, execute, self._deadline)
             self._actors.append(handle)
-            self._places.append({"pid": "?", "node": "?"})
+            self._places.append({"pid": "?", "host": "?"})
         self._places = self._gather([actor.describe.remote() for actor in self._actors])
         self._share_memories()
         self._connect_peers()
@@ -103,7 +104,7 @@ class RayRuntime:
 
     @property
     def places(self) -> list[dict[str, Any]]:
-        """`pid` and `node` of each core's process."""
+        """`pid` and `host` of each core's process."""
         return self._places
 
     @property
@@ -165,7 +166,7 @@ class RayRuntime:
 
     def _lost(self, core: int, cause: str) -> CoreLost:
         place = self._places[core]
-        where = f"node {place['node']}, process {place['pid']}"
+        where = f"host {place['host']}, process {place['pid']}"
         return CoreLost(f"{self._cores[core]} on {where} is lost: {cause}")
 
     # --- ending ---
@@ -336,6 +337,9 @@ class RayInstance:
             self._start()
 
     def _join(self, address: str) -> None:
+        if hasattr(ray_constants, "NUM_REDIS_GET_RETRIES"):
+            # One try, of 40 s. Ray makes 20 against a server that listens but is no Ray.
+            ray_constants.NUM_REDIS_GET_RETRIES = 1
         try:
             ray.init(address, **_QUIET)
         except (ConnectionError, RuntimeError, ValueError) as error:
