@@ -110,7 +110,7 @@ def _address(
     top = capacity // ALIGN * ALIGN
     others = sorted(
         (other for other in placed if other.start <= stop and life.start <= other.stop),
-        key=lambda other: -other.address,
+        key=lambda other: -(other.address + other.size),
     )
     for other in others:
         if other.address + other.size <= top - life.size:
