@@ -15,6 +15,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+import threadpoolctl
 from hypothesis import given
 from hypothesis import strategies as st
 from ray import cloudpickle
@@ -123,6 +124,8 @@ def program(seat: Seat, call: str, argument) -> base.Execution:
         return (yield from run_ahead(seat))
     if call == "modules":
         return "jax" in sys.modules
+    if call == "threads":
+        return max(pool["num_threads"] for pool in threadpoolctl.threadpool_info())
     return (yield from misbehave(seat, call))
 
 
@@ -195,6 +198,15 @@ def test_actors_do_without_jax_and_a_sender_that_runs_ahead_waits(ray_runtime):
         turns = 5 * ray_actor.WINDOW_MESSAGES
         assert opened.call("run ahead") == [8.0 * sum(range(turns))] * 2
         assert opened.call("modules") == [False, False]
+        assert opened.call("threads") == [1, 1]
+
+
+def test_blas_has_one_thread_while_the_local_runtime_is_open():
+    pools = threadpoolctl.threadpool_info()
+    with LocalRuntime() as opened:
+        opened.open(cores(2), program)
+        assert opened.call("threads") == [1] * 4
+    assert threadpoolctl.threadpool_info() == pools
 
 
 def test_arguments_are_one_for_each_core(local):
