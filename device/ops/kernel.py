@@ -51,6 +51,14 @@ def split(count: int, core: int, cores: int, axis: str) -> Part:
     return Part(core, cores, start, min(start + share, count), axis)
 
 
+def split_rows(count: int, core: int, cores: int) -> Part:
+    """Shares of rows that start at whole tiles of 128, where there are enough for every core."""
+    if count < 128 * cores:
+        return split(count, core, cores, "rows")
+    tiles = split(-(-count // 128), core, cores, "rows")
+    return Part(core, cores, min(128 * tiles.start, count), min(128 * tiles.stop, count), "rows")
+
+
 def whole(count: int, core: int, cores: int) -> Part:
     """All of an axis that cannot be split: on core 0; the other core gets an empty part."""
     return Part(core, cores, 0, count if core == 0 else 0, "whole")

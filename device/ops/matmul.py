@@ -10,7 +10,7 @@ import numpy as np
 from .. import arithmetic
 from .group import Node
 from .ir import TensorType
-from .kernel import Kernel, Layout, Part, split, whole
+from .kernel import Kernel, Layout, Part, split, split_rows, whole
 from .strided import Strided, coalesce
 
 Axes = tuple[tuple[int, int], ...]
@@ -68,13 +68,11 @@ class MatmulKernel(Kernel):
     def part(self, core: int, cores: int) -> Part:
         if self.batch >= cores and (self.batch % cores == 0 or self.batch > 4 * cores):
             return split(self.batch, core, cores, "batch")
-        if self.m >= self.n or self.m >= 256:
-            axis, count = "rows", self.m
-        else:
-            axis, count = "columns", self.n
-        if count < 2:
+        if max(self.m, self.n) < 2:
             return whole(1, core, cores)
-        return split(count, core, cores, axis)
+        if self.m >= self.n or self.m >= 256:
+            return split_rows(self.m, core, cores)
+        return split(self.n, core, cores, "columns")
 
     def share(self, part: Part) -> tuple[slice, slice, slice]:
         """The part's ranges of batch, M and N."""
@@ -166,11 +164,11 @@ class MatmulKernel(Kernel):
         return batch.start * self.m + rows.start, (batch.stop - 1) * self.m + rows.stop
 
     def working_bytes(self) -> int:
-        from . import matmul_small
+        from . import matmul_batched
         from .matmul_nest import Tiling
 
-        if matmul_small.is_small(self):
-            return matmul_small.partition_bytes(self)
+        if matmul_batched.is_batched(self):
+            return matmul_batched.partition_bytes(self)
         return Tiling.of(self).partition_bytes
 
     def nest(self, context: Any) -> Any:

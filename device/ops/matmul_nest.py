@@ -18,7 +18,7 @@ from ..isa.scalar import Activation
 from ..isa.tensor import Matmul, Transpose
 from ..isa.vector import Copy
 from ..memory import Tensor, View
-from . import matmul_small
+from . import matmul_batched
 from .axes import copies, runs
 from .matmul import MatmulKernel
 from .matmul_sides import BANK, PE, Side, sides
@@ -89,8 +89,8 @@ class Tiling:
 
 def nest(kernel: MatmulKernel, context: Context) -> Loop:
     """The loop over batches, blocks of columns and row tiles."""
-    if matmul_small.is_small(kernel):
-        return matmul_small.nest(kernel, context)
+    if matmul_batched.is_batched(kernel):
+        return matmul_batched.nest(kernel, context)
     return once(_Lowering(kernel, context).steps())
 
 

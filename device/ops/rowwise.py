@@ -16,7 +16,7 @@ from . import pattern as pt
 from .axes import Box, boxes
 from .group import Group, Node, reducer
 from .ir import Operation, TensorType
-from .kernel import Kernel, Layout, Part, split, whole
+from .kernel import Kernel, Layout, Part, split_rows, whole
 from .narrow import narrowed
 
 BLOCK_ELEMENTS = 1 << 16
@@ -81,7 +81,7 @@ class RowwiseKernel(Kernel):
     def part(self, core: int, cores: int) -> Part:
         if not self.splittable:
             return whole(self.rows, core, cores)
-        return split(self.rows, core, cores, "rows")
+        return split_rows(self.rows, core, cores)
 
     def _interval(self, value: int, part: Part) -> tuple[int, int]:
         flags, size = self.extents[value], self.types[value].size
