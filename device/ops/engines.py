@@ -10,7 +10,15 @@ from ..dtypes import is_float
 from ..isa.base import Instruction, engine_for
 from ..isa.gpsimd import Custom, Iota
 from ..isa.scalar import FUNCTIONS, Activation
-from ..isa.vector import BINARY, Copy, Memset, Select, TensorScalar, TensorTensor
+from ..isa.vector import (
+    BINARY,
+    Copy,
+    Memset,
+    ScalarTensorTensor,
+    Select,
+    TensorScalar,
+    TensorTensor,
+)
 from ..memory import Tensor, View
 from .ir import Operation
 
@@ -18,11 +26,11 @@ Value = View | np.ndarray
 """An operand: a view, or an immediate as a 0-d array."""
 
 Scratch = Callable[..., Tensor]
-_COMPARE = {
+COMPARE = {
     "EQ": "equal", "NE": "not_equal", "LT": "less", "LE": "less_equal", "GT": "greater",
     "GE": "greater_equal",
 }  # fmt: skip
-_MIRRORED = {"add", "multiply", "maximum", "minimum", "and", "or", "xor", "equal", "not_equal"}
+MIRRORED = {"add", "multiply", "maximum", "minimum", "and", "or", "xor", "equal", "not_equal"}
 
 
 def number(value: np.ndarray) -> float | int:
@@ -59,7 +67,13 @@ def elementwise(
     gives a spare tile.
     """
     name, attributes = operation.name, operation.attributes
-    if name == "convert":
+    if name == "activate":
+        yield from _activate(dst, operands, attributes, scratch)
+    elif name == "tensor_scalar":
+        yield from _tensor_scalar(dst, operands, attributes, scratch)
+    elif name == "scalar_tensor_tensor":
+        yield from _scalar_tensor_tensor(dst, operands, attributes, scratch)
+    elif name == "convert":
         (source,) = operands
         view = yield from _full(source, dst, scratch, 8)
         yield Copy(dst, view)
@@ -75,6 +89,56 @@ def elementwise(
         yield from _unary(name, dst, operands[0], attributes, scratch)
     else:
         yield from _custom(name, dst, operands, attributes, scratch)
+
+
+def _scalar(value: Value) -> View | float | int:
+    return value if isinstance(value, View) else number(value)
+
+
+def _activate(
+    dst: View, operands: list[Value], attributes: dict[str, Any], scratch: Scratch
+) -> Iterator[Instruction]:
+    """A function with a scale or bias, and the sum of its results where `reduce` asks for it."""
+    view = yield from _full(operands[0], dst, scratch, 8)
+    total, role = attributes.get("reduce"), attributes.get("role")
+    function = attributes["function"]
+    if role is None:
+        yield Activation(dst, view, function, reduce=total)
+        return
+    other = _scalar(operands[1])
+    if attributes["negate"] and isinstance(other, View):
+        negated = scratch("f32", 1, 12)[: dst.shape[0]]
+        yield TensorScalar(negated, other, "multiply", -1.0)
+        other = negated
+    elif attributes["negate"] and not isinstance(other, View):
+        other = -other
+    if role == "scale":
+        yield Activation(dst, view, function, scale=other, reduce=total)
+    else:
+        yield Activation(dst, view, function, bias=other, reduce=total)
+
+
+def _tensor_scalar(
+    dst: View, operands: list[Value], attributes: dict[str, Any], scratch: Scratch
+) -> Iterator[Instruction]:
+    view = yield from _full(operands[0], dst, scratch, 8)
+    second = _scalar(operands[2]) if len(operands) > 2 else None
+    yield TensorScalar(
+        dst, view, attributes["op0"], _scalar(operands[1]), attributes.get("op1"), second,
+        attributes["reverse0"], attributes.get("reverse1", False),
+        attributes.get("engine", "vector"),
+    )  # fmt: skip
+
+
+def _scalar_tensor_tensor(
+    dst: View, operands: list[Value], attributes: dict[str, Any], scratch: Scratch
+) -> Iterator[Instruction]:
+    view = yield from _full(operands[0], dst, scratch, 8)
+    other = yield from _full(operands[2], dst, scratch, 9)
+    yield ScalarTensorTensor(
+        dst, view, attributes["op0"], _scalar(operands[1]), attributes["op1"], other,
+        attributes["reverse0"], attributes["reverse1"],
+    )  # fmt: skip
 
 
 def _custom(
@@ -117,7 +181,7 @@ def _binary(op: str, dst: View, a: Value, b: Value, scratch: Scratch) -> Iterato
     elif first or second:
         source, other = (a, b) if first else (b, a)
         scalar = other if isinstance(other, View) else number(other)
-        reverse = not first and op not in _MIRRORED
+        reverse = not first and op not in MIRRORED
         yield TensorScalar(dst, source, op, scalar, reverse0=reverse, engine=engine)  # type: ignore[arg-type]
     else:
         left = yield from _full(a, dst, scratch, 8)
@@ -131,7 +195,7 @@ def _comparison(
     if attributes.get("compare_type") == "TOTALORDER":
         yield from _custom("compare", dst, operands, attributes, scratch)
     else:
-        op = _COMPARE[attributes["direction"]]
+        op = COMPARE[attributes["direction"]]
         yield from _binary(op, dst, operands[0], operands[1], scratch)
 
 

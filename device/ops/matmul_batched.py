@@ -184,12 +184,8 @@ class _Lowering:
         self, name: str, raw: View, done: Tensor, count: int, steps: int, wide: int
     ) -> Iterator[Instruction]:
         """raw[row, (element, tile), k] to done[k, element, step of k, row], four at a time."""
-        slots = [
-            (g * steps + f, k)
-            for g in range(count)
-            for k in range(self.steps_k)
-            for f in range(steps)
-        ]
+        order = product(range(count), range(self.steps_k), range(steps))
+        slots = [(g * steps + f, k) for g, k, f in order]
         flat = done[: self.deep, :count].reshape(self.deep, len(slots), wide)
         for q, (first, four) in enumerate(tiles(0, len(slots), BANK // PE)):
             spread = self.banks[name][q % 2].reshape(PE, BANK // PE, PE)

@@ -7,8 +7,9 @@ on a reduction of their row.
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 import numpy as np
 
@@ -21,18 +22,24 @@ from .engines import Value, elementwise, iota
 from .ir import Operation
 from .nest import Context, Loop, itemsize, once, strided, tiles
 from .rowwise import RowwiseKernel
+from .rowwise_program import ALIASES, Peephole
 
-COLUMNS = 2048
+COLUMNS = 1024
 FIXED_BYTES = 24_000
 SET_BYTES = 72_000
-ALIASES = ("broadcast_in_dim", "copy", "bitcast_convert")
+TURNS = 4
+"""Sets of tiles where there is room: two row tiles compute in turn while two others move."""
+
+TURNS_BYTES = 112_000
 WIDE, ROW, FIXED, IMMEDIATE = "wide", "row", "fixed", "immediate"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Classes of the values, slots of the tiles, and the columns of a tile."""
+    """Operators as instructions take them, classes of the values, slots of the tiles, and the
+    columns of a tile. `periods` has the tiles of fixed values that repeat over the rows."""
 
+    operations: tuple[Operation, ...]
     kind: dict[int, str]
     root: dict[int, int]
     slot: dict[int, tuple[str, str, int]]
@@ -40,14 +47,25 @@ class Plan:
     columns: int
     fixed_bytes: int
     accumulators: int
+    periods: dict[int, int]
+
+    @property
+    def set_bytes(self) -> int:
+        """Bytes per partition of one set of moving tiles."""
+        sizes = (
+            itemsize(dtype) * (self.columns if kind == WIDE else 1) for kind, dtype, _ in self.slots
+        )
+        return sum(-(-size // 4) * 4 for size in sizes)
+
+    @property
+    def turns(self) -> int:
+        """Sets of tiles that iterations take in turn."""
+        return TURNS if TURNS * self.set_bytes <= TURNS_BYTES else 2
 
     @property
     def partition_bytes(self) -> int:
         """Bytes per partition that the kernel's tiles take."""
-        moving = sum(
-            itemsize(dtype) * (self.columns if kind == WIDE else 1) for kind, dtype, _ in self.slots
-        )
-        return 2 * moving + self.fixed_bytes + 8 * self.accumulators + 64
+        return self.turns * self.set_bytes + self.fixed_bytes + 8 * self.accumulators + 1024
 
 
 def plan(kernel: RowwiseKernel) -> Plan:
@@ -64,13 +82,31 @@ def _varies(kernel: RowwiseKernel, value: int) -> tuple[bool, bool]:
     return rows, flags[-1] and kernel.columns > 1
 
 
-def _classes(kernel: RowwiseKernel, hoist: bool) -> dict[int, str]:
+def _period(kernel: RowwiseKernel, value: int) -> int:
+    """Tiles of 128 rows after which a value that varies over inner row axes repeats; 0 if it
+    does not, or not at whole tiles."""
+    flags = [f or a == 1 for f, a in zip(kernel.forms[value][:-1], kernel.axes[:-1], strict=True)]
+    lead = next((i for i, (f, a) in enumerate(zip(flags, kernel.axes, strict=False))
+                 if f and a > 1), len(flags))  # fmt: skip
+    if lead == 0 or not all(flags[lead:]) or kernel.rows < 256:
+        return 0
+    rows = math.prod(kernel.axes[lead:-1])
+    return rows // 128 if rows % 128 == 0 and rows < kernel.rows else 0
+
+
+def _classes(kernel: RowwiseKernel, hoist: bool) -> tuple[dict[int, str], dict[int, int]]:
     constants = {o.results[0] for o in kernel.operations if o.name == "constant"}
-    kinds = {}
+    kinds, periods = {}, {}
     for value in kernel.types:
         rows, columns = _varies(kernel, value)
+        period = _period(kernel, value) if hoist and rows and not kernel.total else 0
+        width = kernel.columns if columns else 1
+        if period * width * itemsize(kernel.types[value].dtype) > FIXED_BYTES // 2:
+            period = 0
         if value in constants:
             kinds[value] = IMMEDIATE
+        elif period:
+            kinds[value], periods[value] = FIXED, period
         elif columns and (rows or not hoist or kernel.rows == 1):
             kinds[value] = WIDE
         elif rows:
@@ -78,9 +114,26 @@ def _classes(kernel: RowwiseKernel, hoist: bool) -> dict[int, str]:
         else:
             kinds[value] = FIXED
     reduced = [o.results[0] for o in kernel.operations if o.name == "reduce"]
+    late = set(reduced)
+    for operation in kernel.operations:
+        if late.intersection(operation.operands):
+            late.add(operation.results[0])
+    for value in late & set(periods):
+        del periods[value]
+        kinds[value] = WIDE if _varies(kernel, value)[1] else ROW
+    _settle(kernel, kinds, periods)
     if kernel.rows == 1 and not kernel.total:
         _demote(kernel, kinds, set(reduced))
-    return kinds
+    return kinds, periods
+
+
+def _settle(kernel: RowwiseKernel, kinds: dict[int, str], periods: dict[int, int]) -> None:
+    """A value is fixed only if what it is computed from is."""
+    for operation in kernel.operations:
+        result = operation.results[0]
+        if result in periods and any(kinds[v] in (WIDE, ROW) for v in operation.operands):
+            del periods[result]
+            kinds[result] = WIDE if _varies(kernel, result)[1] else ROW
 
 
 def _demote(kernel: RowwiseKernel, kinds: dict[int, str], late: set[int]) -> None:
@@ -103,42 +156,53 @@ def _roots(kernel: RowwiseKernel) -> dict[int, int]:
 
 def _make_plan(kernel: RowwiseKernel) -> Plan:
     root = _roots(kernel)
-    kinds = _classes(kernel, hoist=True)
-    fixed = _fixed_bytes(kernel, kinds, root)
+    kinds, periods = _classes(kernel, hoist=True)
+    fixed = _fixed_bytes(kernel, kinds, root, periods)
     if fixed > FIXED_BYTES:
-        kinds = _classes(kernel, hoist=False)
-        fixed = _fixed_bytes(kernel, kinds, root)
+        kinds, periods = _classes(kernel, hoist=False)
+        fixed = _fixed_bytes(kernel, kinds, root, periods)
     for value, source in root.items():
         kinds[value] = kinds[source]
-    slot, slots = _allocate(kernel, kinds, root)
+        if source in periods:
+            periods[value] = periods[source]
+    wide = {v for v, kind in kinds.items() if kind == WIDE}
+    narrow = {v for v, k in kinds.items() if k != WIDE and not _varies(kernel, root[v])[1]}
+    operations = Peephole(kernel.operations, kernel.types, root, wide, narrow, kernel.outputs).run()
+    slot, slots = _allocate(kernel, operations, kinds, root)
     width = sum(itemsize(dtype) for kind, dtype, _ in slots if kind == WIDE)
     columns = kernel.columns
     if not kernel.resident:
         columns = min(columns, COLUMNS, max(64, SET_BYTES // max(width, 1)))
         columns = -(-kernel.columns // -(-kernel.columns // columns))
     reductions = sum(o.name == "reduce" for o in kernel.operations)
-    return Plan(kinds, root, slot, slots, columns, fixed, reductions)
+    return Plan(operations, kinds, root, slot, slots, columns, fixed, reductions, periods)
 
 
-def _fixed_bytes(kernel: RowwiseKernel, kinds: dict[int, str], root: dict[int, int]) -> int:
+def _fixed_bytes(
+    kernel: RowwiseKernel, kinds: dict[int, str], root: dict[int, int], periods: dict[int, int]
+) -> int:
     total = 0
     for value in {root[v] for v, kind in kinds.items() if kind == FIXED}:
         width = kernel.columns if _varies(kernel, value)[1] else 1
-        total += -(-width * itemsize(kernel.types[value].dtype) // 4) * 4
+        size = width * itemsize(kernel.types[value].dtype) * periods.get(value, 1)
+        total += -(-size // 4) * 4
     return total
 
 
 def _allocate(
-    kernel: RowwiseKernel, kinds: dict[int, str], root: dict[int, int]
+    kernel: RowwiseKernel,
+    operations: Sequence[Operation],
+    kinds: dict[int, str],
+    root: dict[int, int],
 ) -> tuple[dict[int, tuple[str, str, int]], tuple[tuple[str, str, int], ...]]:
     """Slots for loop values: a slot is taken again after its value's last use."""
     last: dict[int, int] = {}
-    for i, operation in enumerate(kernel.operations):
+    for i, operation in enumerate(operations):
         for value in operation.operands:
             last[root[value]] = i
-    end = len(kernel.operations)
+    end = len(operations)
     for value in kernel.outputs:
-        last[root[value]] = max(last.get(root[value], 0), _position(kernel, value))
+        last[root[value]] = max(last.get(root[value], 0), _position(operations, root[value]))
     slot: dict[int, tuple[str, str, int]] = {}
     free: dict[tuple[str, str], list[int]] = {}
     counts: dict[tuple[str, str], int] = {}
@@ -156,7 +220,7 @@ def _allocate(
     for value in kernel.inputs:
         if kinds[value] in (WIDE, ROW):
             take(value)
-    for i, operation in enumerate(kernel.operations):
+    for i, operation in enumerate(operations):
         result = operation.results[0]
         if root[result] == result and kinds[result] in (WIDE, ROW):
             take(result)
@@ -169,8 +233,8 @@ def _allocate(
     return slot, slots
 
 
-def _position(kernel: RowwiseKernel, value: int) -> int:
-    return next((i for i, o in enumerate(kernel.operations) if value in o.results), 0)
+def _position(operations: Sequence[Operation], value: int) -> int:
+    return next((i for i, o in enumerate(operations) if value in o.results), 0)
 
 
 # ---- the nest ------------------------------------------------------------------------------
@@ -193,13 +257,16 @@ class _Lowering:
         }
         self.fixed: dict[int, Tensor] = {}
         self.slots = {
-            s: context.rotating(self.plan.columns if s[0] == WIDE else 1, s[1], f"{s[0]}{s[2]}")
+            s: [
+                context.tile(self.plan.columns if s[0] == WIDE else 1, s[1], f"{s[0]}{s[2]}.{i}")
+                for i in range(self.plan.turns)
+            ]
             for s in self.plan.slots
         }
         self.tiles = tiles(context.part.start, context.part.stop, 128)
         self.strips = tiles(0, kernel.columns, self.plan.columns)
         self.accumulators: dict[int, Tensor] = {}
-        self.spares: dict[tuple[str, int], list[Tensor]] = {}
+        self.spares: dict[tuple[str, int, int], Tensor] = {}
         self._sort()
 
     def _sort(self) -> None:
@@ -212,7 +279,7 @@ class _Lowering:
         self.after: list[Operation] = []
         self.tail: list[Operation] = []
         split = len(self.strips) > 1
-        for operation in self.kernel.operations:
+        for operation in self.plan.operations:
             result = operation.results[0]
             if operation.name == "constant" or root[result] != result:
                 if late.intersection(operation.operands):
@@ -231,11 +298,38 @@ class _Lowering:
                 self.wide.append(operation)
             else:
                 (self.after if depends else self.before).append(operation)
+        self.summed = {} if split or self.kernel.total else self._sums()
+
+    def _sums(self) -> dict[int, int]:
+        """Activations whose instruction also sums their results: value to the sum's value."""
+        types, root = self.kernel.types, self.plan.root
+        functions = {o.results[0] for o in self.wide if o.name == "activate"}
+        found: dict[int, int] = {}
+        for operation in self.wide:
+            if operation.name == "reduce" and operation.attributes["reduction"] == "add":
+                source, result = root[operation.operands[0]], operation.results[0]
+                exact = types[source].dtype == types[result].dtype == "f32"
+                if exact and source in functions:
+                    found.setdefault(source, result)
+        return found
 
     def steps(self) -> Iterator[Instruction | Loop]:
         """The whole nest."""
         yield from self._prologue()
-        yield Loop(len(self.tiles), self._tile, lambda t: self.tiles[t][1])
+        if len(self.strips) == 1:
+            pair = self.plan.turns // 2
+            pairs = [self.tiles[i : i + pair] for i in range(0, len(self.tiles), pair)]
+            yield Loop(
+                len(pairs),
+                lambda i: self._together(
+                    [self._row_tile(i * pair + k) for k in range(len(pairs[i]))]
+                ),
+                lambda i: tuple(rows for _, rows in pairs[i]),
+            )
+        else:
+            yield Loop(
+                len(self.tiles), self._tile, lambda t: self.tiles[t][1], rotation=self.plan.turns
+            )
         if self.kernel.total:
             yield from self._finish()
 
@@ -249,7 +343,9 @@ class _Lowering:
         for operation in self.early:
             result = operation.results[0]
             tile = self._fixed_tile(result)
-            yield from self._operate(operation, tile[:], 128, 0, (0, tile.shape[1]), 0)
+            for block in range(tile.shape[1]):
+                strip = (0, tile.shape[2])
+                yield from self._operate(operation, tile[:, block, :], 128, 0, strip, 0, block)
         for operation in kernel.operations:
             if operation.name == "reduce":
                 yield from self._start_accumulator(operation)
@@ -269,13 +365,18 @@ class _Lowering:
     def _fixed_tile(self, value: int) -> Tensor:
         width = self.kernel.columns if _varies(self.kernel, value)[1] else 1
         dtype = self.kernel.types[value].dtype
-        self.fixed[value] = self.context.tile(width, dtype, f"fixed %{value}")
+        shape = (self.plan.periods.get(value, 1), width)
+        self.fixed[value] = self.context.tile(shape, dtype, f"fixed %{value}")
         return self.fixed[value]
 
     def _load_fixed(self, value: int) -> Instruction:
         tile = self._fixed_tile(value)
-        width = tile.shape[1]
-        return DmaCopy(tile[:], self.context.hbm(value, (128, width), (0, 1)))
+        _, blocks, width = tile.shape
+        if value in self.plan.periods:
+            source = self.context.hbm(value, tile.shape, (width, 128 * width, 1))
+        else:
+            source = self.context.hbm(value, (128, blocks, width), (0, 0, 1))
+        return DmaCopy(tile[:], source)
 
     def _store_fixed(self, value: int) -> Iterator[Instruction]:
         """An output without row axes: [1, C] or [1, 1], from the first partition."""
@@ -294,22 +395,33 @@ class _Lowering:
 
     # ---- one tile of rows ----
 
-    def _tile(self, t: int) -> Iterator[Instruction | Loop]:
-        start, rows = self.tiles[t]
+    def _together(self, parts: list[Iterator[Instruction]]) -> Iterator[Instruction]:
+        """Instructions of several tiles in turn: one computes while another waits for an engine."""
+        for turn in zip_longest(*(list(part) for part in parts)):
+            yield from (step for step in turn if step is not None)
+
+    def _row_tile(self, t: int) -> Iterator[Instruction]:
+        """A tile of rows in one strip."""
+        yield from self._load_rows(t)
+        yield from self._strip(t, 0, t)
+
+    def _load_rows(self, t: int) -> Iterator[Instruction]:
         for value in self.kernel.inputs:
             if self.plan.kind[value] == ROW:
                 yield from self._load(value, t, 0)
-        if len(self.strips) == 1:
-            yield from self._strip(t, 0, t)
-            return
+
+    def _tile(self, t: int) -> Iterator[Instruction | Loop]:
+        """A tile of rows, strip by strip."""
+        rows, count, pair = self.tiles[t][1], len(self.strips), self.plan.turns // 2
+        yield from self._load_rows(t)
         for operation in self.before:
             yield from self._compute(operation, t, 0, t)
         if not self.kernel.total:
             for result, tile in self.accumulators.items():
                 yield Memset(tile[:rows], self._start_of(result))
-        yield Loop(
-            len(self.strips), lambda c: self._strip(t, c, c), lambda c: self.strips[c][1]
-        )  # fmt: skip
+        for c in range(0, count, pair):
+            strips = range(c, min(c + pair, count))
+            yield from self._together([self._strip(t, k, t * count + k) for k in strips])
         if not self.kernel.total:
             for operation in self.wide:
                 if operation.name == "reduce":
@@ -360,22 +472,38 @@ class _Lowering:
         t: int,
         strip: tuple[int, int],
         turn: int,
+        block: int | None = None,
     ) -> Iterator[Instruction]:
+        """`block` is the tile of rows that fixed values are for, by default tile t's."""
+        block = self.tiles[t][0] // 128 if block is None else block
         if operation.name == "iota":
-            yield from self._iota(operation, dst, t, strip)
+            first = (
+                self.tiles[t][0] if self.plan.kind[operation.results[0]] != FIXED else 128 * block
+            )
+            yield from self._iota(operation, dst, first, strip, turn)
             return
-        operands = [self._operand(v, rows, t, strip, turn) for v in operation.operands]
-        yield from elementwise(operation, dst, operands, self._scratch, self.context.chip)
+        operands = [self._operand(v, rows, t, strip, turn, block) for v in operation.operands]
+        summed = self.summed.get(operation.results[0])
+        if summed is not None:
+            attributes = operation.attributes | {"reduce": self._view(summed, t, 0, turn)}
+            operation = replace(operation, attributes=attributes)
+        yield from elementwise(operation, dst, operands, self._spare(turn), self.context.chip)
+
+    def _spare(self, turn: int) -> Callable[..., Tensor]:
+        """`_scratch` for one of the tiles that compute together."""
+        return lambda dtype, width, number=0: self._scratch(
+            dtype, width, 2 * number + turn % max(1, self.plan.turns // 2)
+        )
 
     def _scratch(self, dtype: str, width: int, number: int = 0) -> Tensor:
         """[128, width] for values between the instructions of one operator."""
-        pool = self.spares.setdefault((dtype, width), [])
-        while len(pool) <= number:
-            pool.append(self.context.tile(width, dtype, "scratch"))
-        return pool[number]
+        key = (dtype, width, number)
+        if key not in self.spares:
+            self.spares[key] = self.context.tile(width, dtype, "scratch")
+        return self.spares[key]
 
     def _iota(
-        self, operation: Operation, dst: View, t: int, strip: tuple[int, int]
+        self, operation: Operation, dst: View, first: int, strip: tuple[int, int], turn: int
     ) -> Iterator[Instruction]:
         flags = self.kernel.forms[operation.results[0]]
         axes = self.kernel.axes
@@ -386,9 +514,9 @@ class _Lowering:
                 behind = math.prod(axes[d + 1 : -1])
         column = 1 if flags[-1] else 0
         scale = axes[-1] if flags[-1] else 1
-        start = self.tiles[t][0] if behind else 0
+        start = first if behind else 0
         yield from iota(
-            dst, start, max(behind, 1), period, scale, column, strip[0], self._scratch
+            dst, start, max(behind, 1), period, scale, column, strip[0], self._spare(turn)
         )  # fmt: skip
 
     # ---- reductions ----
@@ -396,6 +524,8 @@ class _Lowering:
     def _reduce(self, operation: Operation, t: int, c: int, turn: int) -> Iterator[Instruction]:
         result, rows = operation.results[0], self.tiles[t][1]
         reduction, source = operation.attributes["reduction"], operation.operands[0]
+        if result in self.summed.values():
+            return
         width = self.strips[c][1]
         value = self._operand(source, rows, t, self.strips[c], turn)
         view = yield from self._expanded(source, value, rows, width, turn)
@@ -403,7 +533,7 @@ class _Lowering:
         if accumulator is None:
             yield TensorReduce(self._view(result, t, c, turn), view, reduction)
             return
-        piece = self._scratch(accumulator.dtype, 1, turn % 2)[:rows]
+        piece = self._spare(turn)(accumulator.dtype, 1)[:rows]
         yield TensorReduce(piece, view, reduction)
         total = accumulator[:rows]
         engine = "gpsimd" if accumulator.dtype in ("i32", "ui32") else "vector"
@@ -440,7 +570,7 @@ class _Lowering:
     # ---- where values are ----
 
     def _tile_of(self, root: int, turn: int) -> Tensor:
-        return self.slots[self.plan.slot[root]][turn % 2]
+        return self.slots[self.plan.slot[root]][turn % self.plan.turns]
 
     def _view(self, value: int, t: int, c: int, turn: int) -> View:
         """The value's tile for rows of tile t and columns of strip c."""
@@ -462,17 +592,28 @@ class _Lowering:
                 return found[0]
         return None
 
-    def _operand(self, value: int, rows: int, t: int, strip: tuple[int, int], turn: int) -> Value:
+    def _operand(
+        self,
+        value: int,
+        rows: int,
+        t: int,
+        strip: tuple[int, int],
+        turn: int,
+        block: int | None = None,
+    ) -> Value:
         """A view or a number."""
         root = self.plan.root[value]
         dtype = self.kernel.types[value].dtype
         if root in self.constants:
             constant = self.constants[root]
-            return constant.view(self.kernel.types[value].numpy) if dtype != (
-                self.kernel.types[root].dtype) else constant  # fmt: skip
+            same = dtype == self.kernel.types[root].dtype
+            return constant if same else constant.view(self.kernel.types[value].numpy)
         if self.plan.kind[root] == FIXED:
             tile = self.fixed[root]
-            view = tile[:rows] if tile.shape[1] == 1 else tile[:rows, strip[0] : sum(strip)]
+            block = self.tiles[t][0] // 128 if block is None else block
+            at = block % tile.shape[1]
+            columns = slice(None) if tile.shape[2] == 1 else slice(strip[0], sum(strip))
+            view = tile[:rows, at, columns]
         elif self.plan.kind[root] == ROW:
             view = self._tile_of(root, t)[:rows]
         else:
@@ -491,7 +632,7 @@ class _Lowering:
         if isinstance(source, View) and source.shape == (rows, width):
             return source
         dtype = self.kernel.types[value].dtype
-        tile = self._scratch(dtype, width, 4 + turn % 2)[:rows, :width]
+        tile = self._spare(turn)(dtype, width, 4)[:rows, :width]
         if isinstance(source, View):
             yield Copy(tile, source.broadcast(rows, width))
         else:
