@@ -23,6 +23,8 @@ from .reduction import ReductionKernel
 COLUMNS = 2048
 BANK = 512
 FREE = 4096
+FEW_ROWS = 48
+MANY_COLUMNS = 4096
 
 
 def nest(kernel: ReductionKernel, context: Context) -> Loop:
@@ -112,8 +114,11 @@ class _Lowering:
         """For each outer kept index: columns of the last kept axis, rows added up."""
         outer = math.prod(e for e, _ in self.kept[:-1])
         columns = self.kept[-1][0]
-        strips = tiles(0, columns, COLUMNS)
         self._rows = math.prod(e for e, _ in self.gone)
+        if self._rows <= FEW_ROWS and columns >= MANY_COLUMNS:
+            yield self._vertical(outer, columns)
+            return
+        strips = tiles(0, columns, COLUMNS)
         self._stack = max(1, min(8, FREE // min(columns, COLUMNS), -(-self._rows // 128)))
         if len(self.gone) > 1:
             self._stack = 1
@@ -152,6 +157,43 @@ class _Lowering:
             lambda o: [
                 Loop(len(strips), lambda s: column(o, s), lambda s: strips[s][1]),
             ],
+        )
+
+    def _vertical(self, outer: int, columns: int) -> Loop:
+        """Few rows of many columns: columns over all partitions, row upon row added."""
+        width = min(COLUMNS // 2, -(-columns // 128))
+        pieces = []
+        for at, count in tiles(0, columns, 128 * width):
+            whole = count // width
+            pieces += [(at, whole, width)] if whole else []
+            rest = count - whole * width
+            pieces += [(at + whole * width, 1, rest)] if rest else []
+        data = self.context.rotating(width, self.dtype, "rows")
+        totals = self.context.rotating(width, self.wide, "total")
+        outs = self.context.rotating(width, self.kernel.result_type.dtype, "out")
+
+        def piece(o: int, i: int) -> Iterator[Instruction]:
+            (at, rows, wide), turn = pieces[i], o * len(pieces) + i
+            base = self.offset + at + (runs(self.kept[:-1], o, 1)[0][1] if outer > 1 else 0)
+            total = totals[turn % 2][:rows, :wide]
+            steps = [offset + k * stride for _, offset, count, stride in
+                     runs(self.gone, 0, self._rows) for k in range(count)]  # fmt: skip
+            for r, step in enumerate(steps):
+                tile = data[(turn * len(steps) + r) % 2][:rows, :wide]
+                source = self.context.hbm(
+                    self.kernel.sources[0], (rows, wide), (wide, 1), base + step
+                )
+                yield DmaCopy(tile, source)
+                yield Copy(total, tile) if r == 0 else self._combine(total, tile)
+            out = outs[turn % 2][:rows, :wide]
+            yield from self._finish(out, total)
+            target = self.target + o * columns + at
+            place = self.context.hbm(self.kernel.targets[0], (rows, wide), (wide, 1), target)
+            yield DmaCopy(place, out)
+
+        return Loop(
+            outer,
+            lambda o: [Loop(len(pieces), lambda i: piece(o, i), lambda i: pieces[i][1:])],
         )
 
     def _block(self, i: int, base: int, wide: int, turn: int) -> Iterator[Instruction]:

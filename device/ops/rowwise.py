@@ -22,6 +22,9 @@ from .narrow import narrowed
 BLOCK_ELEMENTS = 1 << 16
 """Elements of a block of rows: its values stay in the host's cache between operators."""
 
+LONG_ROW = 512
+"""Elements per row from which on DMA and instructions are efficient."""
+
 ATTRIBUTES = ("direction", "compare_type", "exponent_bits", "mantissa_bits")
 _DIRECT: dict[str, np.ufunc] = {
     "add": np.add, "subtract": np.subtract, "multiply": np.multiply, "divide": np.divide,
@@ -30,12 +33,15 @@ _DIRECT: dict[str, np.ufunc] = {
 }  # fmt: skip
 
 
-def choose_columns(n: int, last: int) -> int:
-    """Free extent for `n` points without structure: rows for all partitions, long runs."""
+def choose_columns(n: int, shape: Sequence[int]) -> int:
+    """Free extent for `n` points without structure, of an array of `shape`: rows for all
+    partitions, long runs, and whole trailing axes where possible (as matmuls lay rows out)."""
     if n <= 512:
         return n
-    if n // last >= 128 and 32 <= last <= 8192:
-        return last
+    trailing = sorted(c for c in pt.cuts(shape) if n // c >= 128 and 32 <= c <= 8192)
+    long = [c for c in trailing if c >= LONG_ROW]
+    if trailing:
+        return long[0] if long else trailing[-1]
     best = max((c for c in _divisors(n) if c <= 2048 and n // c >= 128), default=1)
     if best >= 16:
         return best
@@ -303,9 +309,8 @@ def _axes(group: Group, outputs: Sequence[int], types: Mapping[int, TensorType])
     assert axes is not None
     if len(axes) > 1 and not (group.total and len(axes) == 1):
         return axes
-    shapes = [t.shape for t in types.values() if t.size == group.n and t.shape]
-    last = next((s[-1] for s in shapes if s[-1] < group.n), group.n)
-    columns = choose_columns(group.n, last)
+    shapes = [t.shape for t in types.values() if t.size == group.n]
+    columns = choose_columns(group.n, max(shapes, key=len, default=(group.n,)))
     if group.columns == group.n and not group.total:
         columns = group.n
     return (group.n // columns, columns)

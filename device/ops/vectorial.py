@@ -106,6 +106,15 @@ def _dot(kernel: LaneKernel, chip: Chip) -> Work:
     return Work("gpsimd", kernel.result_type.size * depth, 2)
 
 
+def _convolution(kernel: LaneKernel, chip: Chip) -> Work:
+    """Matmuls over input features for every window position, at the tensor engine's full rate."""
+    a, weights = kernel.attributes, kernel.operand_type(1)
+    out_features = weights.shape[a["kernel_output_feature"]]
+    terms = kernel.result_type.size * (weights.size // max(out_features, 1))
+    factor = chip.matmul_fp32_factor if weights.dtype == "f32" else 1
+    return Work("tensor", terms, factor / chip.partitions)
+
+
 def _elements(kernel: LaneKernel, chip: Chip) -> Work:
     """Gather and scatter of windows that are not rows: one cycle per element moved."""
     moved = max(kernel.result_type.size, kernel.operand_type(len(kernel.sources) - 1).size)
@@ -120,6 +129,7 @@ WORK: dict[str, Callable[[LaneKernel, Chip], Work]] = {
     "sort": _sort,
     "topk": _topk,
     "dot_general": _dot,
+    "convolution": _convolution,
     "gather": _elements,
     "scatter": _elements,
 }
