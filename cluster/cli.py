@@ -113,7 +113,7 @@ def specs(chip: str | None, as_json: bool) -> None:
         click.echo(json.dumps({c.name: tables.specs(c) for c in chips}, indent=2))
     else:
         view = tables.specs_table(chips[0]) if chip else tables.overview_table(chips)
-        Console().print(view)
+        _console().print(view)
 
 
 @cli.command()
@@ -127,7 +127,7 @@ def topology(instance: str, lnc: int | None, nodes: int, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(tables.topology(found, nodes=nodes, lnc=lnc), indent=2))
     else:
-        Console().print(tables.topology_view(found, nodes=nodes, lnc=lnc))
+        _console().print(tables.topology_view(found, nodes=nodes, lnc=lnc))
 
 
 def _stated(assume: Sequence[str]) -> dict[str, int]:
@@ -140,11 +140,16 @@ def _stated(assume: Sequence[str]) -> dict[str, int]:
     return found
 
 
+def _console() -> Console:
+    """Standard output; as wide as the tables need where it is no terminal."""
+    return Console(width=None if sys.stdout.isatty() else 110)
+
+
 def _print_record(record: RunRecord, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(asdict(record), indent=2))
     else:
-        print_summary(record, Console())
+        print_summary(record, _console())
 
 
 def main() -> None:

@@ -278,7 +278,13 @@ class _Walk:
         self.events += [Event(rank, track, name, start, t, detail) for track, t in bars.items()]
 
     def barrier(self) -> None:
-        self.now[:] = self.now.max(axis=0) + self.program.barrier_ps
+        met = self.now.max(axis=0) + self.program.barrier_ps
+        for i, rank in self.traced:
+            for core, start in enumerate(self.now[:, i].tolist()):
+                if start < met[i]:
+                    duration = int(met[i]) - start
+                    self.events.append(Event(rank, f"core {core}", "barrier", start, duration))
+        self.now[:] = met
 
     def start(self, step: StartCollective, arrivals: Array, ends: Array) -> None:
         self.pending[step.key] = (arrivals, ends)

@@ -147,7 +147,13 @@ def test_train_prints_a_summary_that_show_prints_again(tmp_path: Path) -> None:
     small = [f"--set={name}={value}" for name, value in SMALL.items()]
     done = trnsim("train", str(EXAMPLE), "--steps", "2", "--out", str(tmp_path), *small)
     assert done.returncode == 0, done.stderr
-    for part in ("Loss", "overlapped bound", "serial bound", "exposed", "HBM capacity"):
+    for part in (
+        "Loss",
+        "overlapped bound",
+        "serial bound",
+        "exposed",
+        "HBM per logical core: peak",
+    ):
         assert part in done.stdout
     again = trnsim("show", str(tmp_path / "run.msgpack"))
     assert again.stdout == done.stdout

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from trnsim.device.units import format_bytes
 
 from ..clocks import StepTime
-from ..program import RunKernel, StartCollective
+from ..program import RankProgram, RunKernel, StartCollective
 from ..sharding import Shards
 from ..simulation import Simulation
 from .record import CallRecord, KernelRecord, RunRecord, StepRecord
@@ -55,6 +55,8 @@ def build_record(
         hbm_bytes=last.hbm_bytes,
         memory=dict(program.hbm),
         capacity=machine.hbm_bytes,
+        sbuf_peak=max(_sbuf_peak(program, core) for core in range(machine.lnc)),
+        sbuf_capacity=chip.sbuf_partition_bytes,
         leaned_on=tuple(chip.assumed()),
         compilations=1,
         host_seconds=dict(host_seconds),
@@ -65,6 +67,22 @@ def build_record(
 def _shape(shards: Shards) -> str:
     shape = ", ".join(map(str, shards.shape))
     return f"{shards.name}: {shards.dtype}[{shape}], {format_bytes(shards.local.nbytes)} per rank"
+
+
+def _sbuf_peak(program: RankProgram, core: int) -> int:
+    """Most bytes per partition that a kernel's tiles and the resident values take together."""
+    held: dict[int, int] = {}
+    peak = 0
+    for step in program.walk():
+        if isinstance(step, RunKernel) and not step.parts[core].empty:
+            kernel, residency = step.kernel, step.residency[core]
+            for value in residency.kept:
+                layout = kernel.layout(value, step.parts[core])
+                held[value] = layout.partition_bytes if layout else 0
+            peak = max(peak, kernel.working_bytes() + sum(held.values()))
+            for value in residency.freed:
+                held.pop(value, None)
+    return peak
 
 
 def _calls(simulation: Simulation, last: StepTime) -> tuple[CallRecord, ...]:

@@ -52,7 +52,8 @@ class RunRecord:
     """A run: what it was run with, what it computed, how long it took, what it leaned on.
 
     Times in ps, sizes in bytes. `busy` maps `core 0 tensor` to the engine's time in one step;
-    `memory` has the bytes of a logical core by use, and `capacity`.
+    `memory` has the HBM bytes of a logical core by use, `capacity` its HBM; the SBUF numbers are
+    bytes per partition of a physical core.
     """
 
     version: str
@@ -82,6 +83,8 @@ class RunRecord:
     hbm_bytes: int
     memory: dict[str, int]
     capacity: int
+    sbuf_peak: int
+    sbuf_capacity: int
     leaned_on: tuple[str, ...]
     compilations: int
     host_seconds: dict[str, float] = field(default_factory=dict)

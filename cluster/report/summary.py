@@ -15,11 +15,7 @@ SHOWN = 8  # lines of the tables of collectives and kernels
 
 def print_summary(record: RunRecord, console: Console) -> None:
     """Prints losses, step time, engines, bounds, collectives, memory and assumptions."""
-    console.print(
-        Group(
-            *(part for part in _parts(record) if part is not None),
-        )
-    )
+    console.print(Group(*(part for part in _parts(record) if part is not None)))
 
 
 def _parts(record: RunRecord) -> Iterable[RenderableType | None]:
@@ -78,7 +74,7 @@ def _times(record: RunRecord) -> Table:
 
     row("step", last)
     row("overlapped bound (busiest engine or collectives)", record.overlapped_bound)
-    row("serial bound (everything one after another)", record.serial_bound)
+    row("serial bound (all of that one after another, without latencies)", record.serial_bound)
     row("collectives, total", record.collective)
     row("collectives, exposed", record.exposed)
     if record.flops:
@@ -135,10 +131,13 @@ def _kernels(kernels: Sequence[KernelRecord]) -> Table:
 
 
 def _memory(record: RunRecord) -> Table:
-    table = _table("\nMemory of a logical core", "", "bytes")
+    table = _table("\nMemory", "", "used", "of")
     for use, nbytes in record.memory.items():
-        table.add_row(use, format_bytes(nbytes))
-    table.add_row("HBM capacity", format_bytes(record.capacity))
+        table.add_row(f"HBM per logical core: {use}", format_bytes(nbytes), "")
+    total = format_bytes(sum(record.memory.values()))
+    table.add_row("HBM per logical core: peak", total, format_bytes(record.capacity))
+    sbuf = format_bytes(record.sbuf_peak)
+    table.add_row("SBUF per partition: peak", sbuf, format_bytes(record.sbuf_capacity))
     return table
 
 
