@@ -54,7 +54,10 @@ def cli() -> None:
     "--assume", multiple=True, metavar="FILE:LINE=N",
     help="Trips of a loop, or branch taken, where a time-only run cannot know.",
 )  # fmt: skip
-@click.option("--out", type=click.Path(path_type=Path), default=Path("out"), show_default=True)
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=Path("out"), show_default=True,
+    help="Folder for trace.json and run.msgpack.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON.")
 def train(file: Path, mesh: str, text: str | None, options: Sequence[str],
           assume: Sequence[str], as_json: bool, **asked) -> None:  # fmt: skip
