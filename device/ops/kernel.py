@@ -51,12 +51,12 @@ def split(count: int, core: int, cores: int, axis: str) -> Part:
     return Part(core, cores, start, min(start + share, count), axis)
 
 
-def split_rows(count: int, core: int, cores: int) -> Part:
-    """Shares of rows that start at whole tiles of 128, where there are enough for every core."""
-    if count < 128 * cores:
-        return split(count, core, cores, "rows")
-    tiles = split(-(-count // 128), core, cores, "rows")
-    return Part(core, cores, min(128 * tiles.start, count), min(128 * tiles.stop, count), "rows")
+def split_rows(count: int, core: int, cores: int, axis: str = "rows") -> Part:
+    """Shares that start at whole tiles of 128, or at least at multiples of 16, where there are
+    enough for every core: BLAS then rounds each element as it does for the whole."""
+    unit = next((u for u in (128, 16) if count >= u * cores), 1)
+    units = split(-(-count // unit), core, cores, axis)
+    return Part(core, cores, min(unit * units.start, count), min(unit * units.stop, count), axis)
 
 
 def whole(count: int, core: int, cores: int) -> Part:

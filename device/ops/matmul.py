@@ -72,7 +72,7 @@ class MatmulKernel(Kernel):
             return whole(1, core, cores)
         if self.m >= self.n or self.m >= 256:
             return split_rows(self.m, core, cores)
-        return split(self.n, core, cores, "columns")
+        return split_rows(self.n, core, cores, "columns")
 
     def share(self, part: Part) -> tuple[slice, slice, slice]:
         """The part's ranges of batch, M and N."""
