@@ -8,6 +8,7 @@ merged and extents of one are dropped. A [B, S] value in the space of [B, H, S, 
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 Pattern = tuple[tuple[int, bool], ...]
 
@@ -84,6 +85,7 @@ def masked(flags: Sequence[bool], extents: Sequence[int]) -> Pattern:
     return pattern(zip(extents, flags, strict=True))
 
 
+@lru_cache(maxsize=1 << 16)
 def lift(inner: Pattern, outer: Pattern) -> Pattern | None:
     """`inner`, a pattern over the elements of `outer`, as a pattern over the points of `outer`.
 

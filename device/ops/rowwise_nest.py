@@ -255,11 +255,12 @@ class _Lowering:
             for o in kernel.operations
             if o.name == "constant"
         }
+        self.turns = self.plan.turns
         self.fixed: dict[int, Tensor] = {}
         self.slots = {
             s: [
                 context.tile(self.plan.columns if s[0] == WIDE else 1, s[1], f"{s[0]}{s[2]}.{i}")
-                for i in range(self.plan.turns)
+                for i in range(self.turns)
             ]
             for s in self.plan.slots
         }
@@ -317,7 +318,7 @@ class _Lowering:
         """The whole nest."""
         yield from self._prologue()
         if len(self.strips) == 1:
-            pair = self.plan.turns // 2
+            pair = self.turns // 2
             pairs = [self.tiles[i : i + pair] for i in range(0, len(self.tiles), pair)]
             yield Loop(
                 len(pairs),
@@ -328,7 +329,7 @@ class _Lowering:
             )
         else:
             yield Loop(
-                len(self.tiles), self._tile, lambda t: self.tiles[t][1], rotation=self.plan.turns
+                len(self.tiles), self._tile, lambda t: self.tiles[t][1], rotation=self.turns
             )
         if self.kernel.total:
             yield from self._finish()
@@ -412,7 +413,7 @@ class _Lowering:
 
     def _tile(self, t: int) -> Iterator[Instruction | Loop]:
         """A tile of rows, strip by strip."""
-        rows, count, pair = self.tiles[t][1], len(self.strips), self.plan.turns // 2
+        rows, count, pair = self.tiles[t][1], len(self.strips), self.turns // 2
         yield from self._load_rows(t)
         for operation in self.before:
             yield from self._compute(operation, t, 0, t)
@@ -492,7 +493,7 @@ class _Lowering:
     def _spare(self, turn: int) -> Callable[..., Tensor]:
         """`_scratch` for one of the tiles that compute together."""
         return lambda dtype, width, number=0: self._scratch(
-            dtype, width, 2 * number + turn % max(1, self.plan.turns // 2)
+            dtype, width, 2 * number + turn % max(1, self.turns // 2)
         )
 
     def _scratch(self, dtype: str, width: int, number: int = 0) -> Tensor:
@@ -570,7 +571,7 @@ class _Lowering:
     # ---- where values are ----
 
     def _tile_of(self, root: int, turn: int) -> Tensor:
-        return self.slots[self.plan.slot[root]][turn % self.plan.turns]
+        return self.slots[self.plan.slot[root]][turn % self.turns]
 
     def _view(self, value: int, t: int, c: int, turn: int) -> View:
         """The value's tile for rows of tile t and columns of strip c."""
