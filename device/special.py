@@ -51,6 +51,8 @@ def _blocked(function: Function) -> Function:
     """`function` computed block by block over the flattened array."""
 
     def whole(x: np.ndarray) -> np.ndarray:
+        if not x.ndim:  # numpy turns results without axes into scalars, which cannot be outputs
+            return function(x.reshape(1)).reshape(())
         if x.size <= BLOCK:
             return function(x)
         flat = np.ascontiguousarray(x).reshape(-1)
