@@ -429,7 +429,12 @@ class _Lowering:
                     yield from self._close(operation, t)
         for operation in self.after:
             yield from self._compute(operation, t, 0, t)
-            yield from self._stores(operation.results[0], t, 0, t)
+            yield from self._store_strips(operation.results[0], t)
+
+    def _store_strips(self, root: int, t: int) -> Iterator[Instruction]:
+        """Stores of a row value, which an output may repeat along the row."""
+        for c in range(len(self.strips)):
+            yield from self._stores(root, t, c, t * len(self.strips) + c)
 
     def _start_of(self, result: int) -> float | int:
         operation = next(o for o in self.wide if o.results[0] == result)
@@ -439,7 +444,7 @@ class _Lowering:
         """Rounds a row's accumulated reduction to its dtype."""
         result, rows = operation.results[0], self.tiles[t][1]
         yield Copy(self._view(result, t, 0, t), self.accumulators[result][:rows])
-        yield from self._stores(result, t, 0, t)
+        yield from self._store_strips(result, t)
 
     def _strip(self, t: int, c: int, turn: int) -> Iterator[Instruction]:
         """One column tile of one row tile; `turn` picks the set of wide tiles."""
@@ -447,8 +452,10 @@ class _Lowering:
             if self.plan.kind[value] == WIDE:
                 yield from self._load(value, t, c, turn)
                 yield from self._stores(value, t, c, turn)
-            elif self.plan.kind[value] == ROW and c == 0:
+            elif self.plan.kind[value] == ROW:
                 yield from self._stores(value, t, c, turn)
+        for operation in self.before:
+            yield from self._stores(operation.results[0], t, c, turn)
         for value in self.kernel.outputs:
             if self.plan.kind[value] in (FIXED, IMMEDIATE) and not self._late(value):
                 yield from self._store_rows(value, t, c, turn)
