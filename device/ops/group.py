@@ -357,7 +357,7 @@ class Group:
         if axes is None or len(axes) > 5:
             return False
         if self.total:
-            return all(pt.elements(self.form[v]) == 1 for v in self.tainted())
+            return all(pt.elements(self.extent[v]) == 1 for v in self.tainted())
         return not self.row_resident or self.live_bytes(self.columns or 1) <= RESIDENT_BYTES
 
     def live_bytes(self, columns: int) -> int:

@@ -147,9 +147,13 @@ class _Lowering:
         turn = b * len(self.blocks) + j
         if self.tiling.resident_right:
             yield from self._load_right(b, j, 0, turn)
-        yield Loop(
-            len(self.groups), lambda g: self._group(b, j, g, turn), lambda g: self.groups[g][1]
-        )
+        yield Loop(len(self.groups), lambda g: self._group(b, j, g, turn), self._alike_rows)
+
+    def _alike_rows(self, g: int) -> Hashable:
+        """Rows, and the runs in which left has them: each is a DMA."""
+        start, rows = self.groups[g]
+        free = self.tiling.left.operand.merged[1]
+        return rows, len(runs(free, start, rows)) if len(free) > 1 else 1
 
     def _group(self, b: int, j: int, g: int, turn: int) -> Iterator[Instruction | Loop]:
         count = turn * len(self.groups) + g

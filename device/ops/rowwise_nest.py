@@ -317,6 +317,7 @@ class _Lowering:
     def steps(self) -> Iterator[Instruction | Loop]:
         """The whole nest."""
         yield from self._prologue()
+        once_only = any(not self._has_rows(v) for v in self.kernel.outputs)
         if len(self.strips) == 1:
             pair = self.turns // 2
             pairs = [self.tiles[i : i + pair] for i in range(0, len(self.tiles), pair)]
@@ -325,11 +326,14 @@ class _Lowering:
                 lambda i: self._together(
                     [self._row_tile(i * pair + k) for k in range(len(pairs[i]))]
                 ),
-                lambda i: tuple(rows for _, rows in pairs[i]),
+                lambda i: (i == 0 and once_only, *(rows for _, rows in pairs[i])),
             )
         else:
             yield Loop(
-                len(self.tiles), self._tile, lambda t: self.tiles[t][1], rotation=self.turns
+                len(self.tiles),
+                self._tile,
+                lambda t: (t == 0 and once_only, self.tiles[t][1]),
+                rotation=self.turns,
             )
         if self.kernel.total:
             yield from self._finish()
@@ -353,8 +357,7 @@ class _Lowering:
         for value in kernel.outputs:
             if not kernel.written(value, self.context.part):
                 continue
-            rows = any(f and a > 1 for f, a in
-                       zip(kernel.extents[value][:-1], kernel.axes[:-1], strict=True))  # fmt: skip
+            rows = self._has_rows(value)
             if self.plan.kind[value] in (FIXED, IMMEDIATE) and not rows and not self._late(value):
                 yield from self._store_fixed(value)
 
@@ -430,6 +433,11 @@ class _Lowering:
         for operation in self.after:
             yield from self._compute(operation, t, 0, t)
             yield from self._store_strips(operation.results[0], t)
+
+    def _has_rows(self, value: int) -> bool:
+        """Whether the value's array spans row axes."""
+        flags, axes = self.kernel.extents[value][:-1], self.kernel.axes[:-1]
+        return any(f and a > 1 for f, a in zip(flags, axes, strict=True))
 
     def _store_strips(self, root: int, t: int) -> Iterator[Instruction]:
         """Stores of a row value, which an output may repeat along the row."""
@@ -691,20 +699,22 @@ class _Lowering:
     def _store_rows(self, value: int, t: int, c: int, turn: int) -> Iterator[Instruction]:
         kernel, rows = self.kernel, self.tiles[t][1]
         flags = kernel.extents[value]
-        has_rows = any(f and a > 1 for f, a in zip(flags[:-1], kernel.axes[:-1], strict=True))
+        has_rows = self._has_rows(value)
         if kernel.total and self._late(value) or self.context.stays(value):
             return
         if not has_rows and self.plan.kind[value] in (FIXED, IMMEDIATE):
             return
         if not has_rows and kernel.rows > 1:
-            return
+            if t > 0 or not kernel.written(value, self.context.part):
+                return
+            rows = 1
         start, width = self.strips[c] if flags[-1] else (0, 1)
         if not flags[-1] and c > 0:
             return
         total = kernel.columns if flags[-1] else 1
         source = self._operand(value, rows, t, (start, width), turn)
         view = yield from self._expanded(value, source, rows, width, turn)
-        where = self._rows_of(value, t)
+        where = self._rows_of(value, t) if has_rows else (0, 1, 1)
         if isinstance(where, tuple) and (where[1] or rows == 1):
             first, step, _ = where
             target = self.context.hbm(
