@@ -394,11 +394,14 @@ class Fuser:
 
     def _alone(self, node: Node) -> None:
         """A kernel of its own for a node whose recomputed operands have clashing patterns."""
-        for value in node.operands:
+        space = self.space(node)
+        needed = node.operands if space is None else node.operands[: len(space.operands)]
+        for value in needed:
             self.demand(value)
         group = Group(lambda value: None, self.space)
         if group.add(node):
-            self._put(group, node.operands, node.results)
+            group.lazy = self.lazy
+            self._put(group, needed, node.results)
         else:
             self._single(node)
 
