@@ -28,6 +28,9 @@ FOREIGN = frozenset(
 )  # fmt: skip
 
 
+VIEWS = ("transpose", "slice", "reverse", "dynamic_slice", "broadcast_in_dim")
+"""Operators whose result has only elements of operand 0: of one constant, that constant."""
+
 GENERATED_MAX = 8
 """Operators of a value on constants and iotas alone that its readers rather recompute."""
 
@@ -277,6 +280,9 @@ class Fuser:
     def _own(self, node: Node) -> None:
         if node.name == "reduce" and self._reduces_nothing(node):
             node = _as_copy(node)
+        if node.name in VIEWS:
+            scalar = self.constant(node.operands[0])
+            node = node if scalar is None else _as_constant(node, scalar)
         size = self._generated(node)
         if size and self.space(node) is not None:
             self.lazies[node.results[0]] = node
@@ -499,6 +505,13 @@ class Fuser:
             return []
         types = {v: self.types[v] for v in group.extent}
         return [rowwise_kernel(group, tuple(sorted(outputs)), types)]
+
+
+def _as_constant(node: Node, scalar: np.ndarray) -> Node:
+    source = node.operation
+    value = {"value": scalar}
+    constant = Operation("constant", (), source.results, value, (), source.location)
+    return Node(constant, (), node.results, (), node.result_types)
 
 
 def _as_copy(node: Node) -> Node:
