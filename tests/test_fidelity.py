@@ -93,6 +93,16 @@ def _matmul(m: int, k: int, n: int, dtype=np.float32) -> Kernel:
     return program.kernels[-1]
 
 
+@pytest.mark.parametrize("name", ["trn1", "trn2", "trn3"])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_tiles_of_any_matmul_fit_sbuf(name, dtype):
+    chip = load_chip(name)
+    for m, k, n in [(7, 8192, 512), (128, 5000, 2048), (1, 9000, 300), (1100, 4096, 3072)]:
+        kernel = _matmul(m, k, n, dtype)
+        assert kernel.working_bytes() <= chip.sbuf_partition_bytes
+        assert kernel.cost(chip, kernel.part(0, 1)).flops == 2 * m * k * n
+
+
 def test_a_large_matmul_is_bound_by_the_tensor_engine():
     size = 2048
     kernel = _matmul(size, size, size, jnp.bfloat16)

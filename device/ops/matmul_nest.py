@@ -63,8 +63,9 @@ class Tiling:
             depth, group = steps, 1
         else:
             group = min(4, -(-kernel.m // PE))
-            depth = max(1, min(steps, LEFT_BYTES // (group * PE * size)))
             columns = min(kernel.n, BANK)
+            fitting = LEFT_BYTES // (group * PE * size), RIGHT_BYTES // (columns * size)
+            depth = max(1, min(steps, *fitting))
         out = kernel.types[kernel.result].dtype
         return Tiling(left, right, columns, depth, group, kernel.k, out)
 
