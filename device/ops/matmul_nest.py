@@ -9,7 +9,7 @@ of row tiles.
 """
 
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..isa.base import Instruction
@@ -67,7 +67,10 @@ class Tiling:
             fitting = LEFT_BYTES // (group * PE * size), RIGHT_BYTES // (columns * size)
             depth = max(1, min(steps, *fitting))
         out = kernel.types[kernel.result].dtype
-        return Tiling(left, right, columns, depth, group, kernel.k, out)
+        tiling = Tiling(left, right, columns, depth, group, kernel.k, out)
+        while tiling.partition_bytes > SET_BYTES and tiling.depth > 1 and depth < steps:
+            tiling = replace(tiling, depth=tiling.depth - 1)
+        return tiling
 
     @property
     def resident_right(self) -> bool:
