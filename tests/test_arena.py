@@ -4,6 +4,7 @@ import mmap
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -36,7 +37,7 @@ print(values.tolist())
 @pytest.fixture(params=["descriptor", "file", "disk"])
 def source(request, monkeypatch, tmp_path):
     """Each place a shared memory may come from; files go to (and must leave) `tmp_path`."""
-    monkeypatch.setattr(arena_module.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     if request.param == "file":
         monkeypatch.setattr(arena_module, "_HAS_PROC", False)
     if request.param == "disk":
