@@ -115,7 +115,7 @@ class RowwiseKernel(Kernel):
         return has_rows or part.start == 0
 
     def layout(self, value: int, part: Part) -> Layout | None:
-        from .rowwise_nest import WIDE, plan
+        from .rowwise_plan import WIDE, plan
 
         spans = all(f or a == 1 for f, a in zip(self.forms[value], self.axes, strict=True))
         if (
@@ -133,7 +133,7 @@ class RowwiseKernel(Kernel):
         return Layout(self.rows, self.columns, part.start, part.stop, self.types[value].dtype)
 
     def working_bytes(self) -> int:
-        from .rowwise_nest import plan
+        from .rowwise_plan import plan
 
         return 0 if self.fallback else plan(self).partition_bytes
 
