@@ -17,6 +17,7 @@ from trnsim.device.core import Core
 from trnsim.device.ops.fuse import captured, fuse
 from trnsim.device.ops.ir import Block, Module, Operation
 from trnsim.device.ops.kernel import Cost, Kernel, Part, Residency
+from trnsim.device.ops.movement import ScatterKernel, UpdateKernel
 from trnsim.device.ops.recognise import recognise
 from trnsim.device.ops.residency import plan_residency
 from trnsim.device.ops.simplify import simplify
@@ -95,6 +96,14 @@ def _breakdown(program: RankProgram, chip: Chip) -> dict[str, int]:
     }
 
 
+def _read(item: Kernel | Operation) -> tuple[int, ...]:
+    return item.inputs if isinstance(item, Kernel) else item.operands
+
+
+def _made(item: Kernel | Operation) -> tuple[int, ...]:
+    return item.outputs if isinstance(item, Kernel) else item.results
+
+
 @dataclass(frozen=True, slots=True)
 class _Placed:
     """A kernel with its share on each physical core."""
@@ -121,8 +130,35 @@ class _Compiler:
         """The steps of one block, without barriers."""
         items = fuse([self.closed(o) for o in block.operations], self.types, set(returns))
         order = list_schedule([self.item(item) for item in items])
-        placed = [self.split(items[i]) for i in order]
-        return self.emit(placed, returns)
+        ordered = self.in_place([items[i] for i in order], block, returns)
+        return self.emit([self.split(item) for item in ordered], returns)
+
+    def in_place(
+        self, items: Sequence[Kernel | Operation], block: Block, returns: Sequence[int]
+    ) -> list[Kernel | Operation]:
+        """Updates of an array that nobody reads again write into its home.
+
+        The array must be this block's own (made here, or carried by its loop), and no collective's:
+        that may still be in flight.
+        """
+        loops = block.arguments if all(v in self.home for v in block.arguments) else ()
+        own = {*loops, *(v for item in items for v in _made(item))}
+        kept = {
+            *returns,
+            *(v for item in items if isinstance(item, Operation) for v in _read(item)),
+        }
+        last = {value: at for at, item in enumerate(items) for value in _read(item)}
+        result = list(items)
+        for at, item in enumerate(items):
+            if not isinstance(item, UpdateKernel | ScatterKernel):
+                continue
+            array, updated = item.sources[0], item.targets[0]
+            small = self.types[array].nbytes <= REPLICATED_BYTES
+            free = array in own - kept and last[array] == at and item.sources.count(array) == 1
+            if free and not small and self.types[array] == self.types[updated]:
+                result[at] = item.renamed(in_place=True)
+                self.home[updated] = self.home.get(array, array)
+        return result
 
     def closed(self, operation: Operation) -> Operation:
         """The operation with values that its regions capture appended to its operands."""

@@ -347,7 +347,9 @@ def is_row_move(kernel: SingleKernel) -> bool:
     if isinstance(kernel, ScatterKernel):
         simple = reducer(kernel.operation) == "add" or _replaces(kernel)
         return simple and rows_of_scatter(kernel) is not None
-    return isinstance(kernel, AssemblyKernel) or not kernel.constants
+    return (
+        isinstance(kernel, AssemblyKernel) or kernel.operation.operands[0] not in kernel.constants
+    )
 
 
 def gather_nest(kernel: GatherKernel, context: Context) -> Loop:
