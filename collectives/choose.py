@@ -16,7 +16,7 @@ from trnsim.device.units import format_bytes
 
 from .algorithms import hierarchical, mesh, pairwise, rdh, ring
 from .routes import Fabric
-from .schedule import Collective, Schedule
+from .schedule import POINT_TO_POINT, Collective, Schedule
 
 MESH_BELOW = 1_000_000  # bytes; "< 1 MB"
 RDH_UP_TO = 56_000_000  # bytes; "1-56 MB", KangaRing above
@@ -133,8 +133,10 @@ def _places(servers: tuple[int, ...], order: tuple[int, ...] | None) -> np.ndarr
 def _policy(collective: Collective, servers: Sequence[int] | None) -> Choice:
     if collective.ranks == 1:
         return Choice("mesh", "one rank: nothing moves")
-    if collective.kind == "permute":
+    if collective.kind in POINT_TO_POINT:
         return Choice("mesh", "point to point: one round of direct transfers")
+    if collective.kind not in rdh.KINDS and collective.kind != "all_to_all":
+        return Choice("mesh", f"{collective.kind}: direct transfers")
     if collective.kind == "all_to_all":
         return _all_to_all(collective.ranks)
     sizes = [1, 2] if servers is None else _per_server(servers)

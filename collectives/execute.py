@@ -101,7 +101,8 @@ class RankView:
 
     `input` is read and `output` written; for an all_reduce they may be the same memory (any other
     overlap costs a copy of the input). An input that is not read may have any length: broadcast to
-    a rank that is not the root, permute from a rank that is no source.
+    a rank that is not the root, permute from a rank that is no source. So may an output that is not
+    written: that of a gather or reduce on a rank that is not the root.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class RankView:
         self._part = _part(collective, schedule, rank)
         self._part.check("input", input)
         self._part.check("output", output)
-        whole = collective.kind == "all_reduce" and _same(input, output)
+        whole = collective.kind in ("all_reduce", "reduce", "barrier") and _same(input, output)
         source = input if whole or not np.may_share_memory(input, output) else input.copy()
         self._held = {chunk: source[where] for chunk, where in self._part.inputs.items()}
         self._final = {chunk: output[where] for chunk, where in self._part.outputs.items()}
@@ -131,7 +132,7 @@ class RankView:
 
     def finish(self) -> None:
         """Move what is not in its output place yet; zeros for a rank that a permute skips."""
-        if not self._final:
+        if not self._final and self.collective.kind == "permute":
             self.output[...] = 0
         for chunk, place in self._final.items():
             held = self._held.get(chunk)
@@ -213,7 +214,7 @@ class _Part:
     def steps(self) -> Steps:
         """(messages out, messages in) of every round."""
         steps: Steps = []
-        for block in self.schedule.blocks:
+        for block in self.schedule.flat.blocks:
             mine = np.flatnonzero((block.src == self.rank) | (block.dst == self.rank))
             steps += [self._step(block, repetition, mine) for repetition in range(block.count)]
         return steps
@@ -234,11 +235,11 @@ class _Part:
 
     def _slices(self, slots: Iterable[Slot]) -> dict[int, slice]:
         """chunk -> where it is in the buffer, for all chunks of the slots."""
-        found, parts = {}, self.schedule.parts
+        found = {}
         place = _places(self.collective, self.schedule)
         for slot in slots:
-            at, first = slot.offset, int(place[slot.piece]) * parts
-            for chunk in range(first, first + parts):
+            at = slot.offset
+            for chunk in place[slot.piece].tolist():
                 found[chunk] = slice(at, at + self.counts[chunk])
                 at += self.counts[chunk]
         return found

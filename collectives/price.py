@@ -118,10 +118,10 @@ class Pricer:
     def __init__(
         self, schedule: Schedule, fabric: Fabric, groups: Sequence[Sequence[int]] | np.ndarray
     ) -> None:
-        self.schedule, self.fabric = schedule, fabric
+        self.schedule, self.fabric = schedule.flat, fabric
         self.groups = _group_table(groups, schedule.ranks, fabric.ranks)
         known: dict[tuple[bytes, bytes], _Paths] = {}
-        self._paths = [self._block_paths(block, known) for block in schedule.blocks]
+        self._paths = [self._block_paths(block, known) for block in self.schedule.blocks]
         self._profiles: dict[tuple[Collective, Overheads], _Profile] = {}
 
     def price(
@@ -133,7 +133,7 @@ class Pricer:
     ) -> Priced:
         """arrivals: int64[G, n] ps at which each rank calls the collective (default: all at 0)."""
         overheads = overheads or Overheads()
-        if collective.kind == "permute":
+        if collective.kind in ("permute", "sendrecv"):
             overheads = replace(overheads, handshake=False)
         if collective.ranks != self.schedule.ranks:
             raise BadInput("ranks of the collective", collective.ranks, f"{self.schedule.ranks}")

@@ -13,15 +13,10 @@ from trnsim.collectives.schedule import KINDS, Block, Collective, Schedule, bloc
 from trnsim.collectives.verify import WrongSchedule, verify
 from trnsim.device.errors import BadInput, TrnsimError
 
+from .collective_reference import collective, roots
+
 ALGORITHMS = {"ring": ring, "mesh": mesh, "rdh": rdh, "pairwise": pairwise}
 CASES = [(name, kind) for name, module in ALGORITHMS.items() for kind in module.KINDS]
-
-
-def collective(kind: str, n: int, counts: int = 1, root: int = 0, **fields) -> Collective:
-    reduction = "add" if kind in ("all_reduce", "reduce_scatter") else None
-    pairs = tuple((i, (i + 2) % n) for i in range(n) if i != 1) if kind == "permute" else ()
-    root = root if kind == "broadcast" else 0
-    return Collective(kind, n, counts, reduction=reduction, root=root, pairs=pairs, **fields)
 
 
 def unrolled(schedule: Schedule) -> list[Block]:
@@ -35,7 +30,7 @@ def unrolled(schedule: Schedule) -> list[Block]:
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_every_algorithm_and_group_size_is_right(name: str, kind: str) -> None:
     for n in range(1, 18):
-        for root in {0, n // 2, n - 1} if kind == "broadcast" else {0}:
+        for root in roots(kind, n):
             asked = collective(kind, n, root=root)
             verify(asked, ALGORITHMS[name].schedule(asked))
 
@@ -43,7 +38,7 @@ def test_every_algorithm_and_group_size_is_right(name: str, kind: str) -> None:
 @pytest.mark.parametrize("n", [32, 64, 100])
 @pytest.mark.parametrize("name", ["ring", "mesh", "rdh"])
 def test_larger_groups_are_right(name: str, n: int) -> None:
-    for kind in ("all_reduce", "all_gather", "reduce_scatter", "broadcast"):
+    for kind in set(ALGORITHMS[name].KINDS) - {"all_to_all"}:
         asked = collective(kind, n)
         verify(asked, ALGORITHMS[name].schedule(asked))
 

@@ -13,12 +13,13 @@ one local index owns is one run.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from trnsim.device.errors import BadInput
 
-from ..schedule import Block, Collective, Schedule, block
+from ..schedule import Block, Collective, Schedule
 from . import mesh, rdh, ring
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
@@ -69,7 +70,7 @@ def _all_reduce(collective: Collective, places: np.ndarray, intra: str, inter: s
     x, y = places.shape
     scatter, gather = _step(intra, "reduce_scatter", y), _step(intra, "all_gather", y)
     across = _step(inter, "all_reduce", x)
-    owned = scatter.place_of(y) * across.parts  # first chunk of what each local index owns
+    owned = _owned(scatter, y) * across.parts  # first chunk of what each local index owns
     blocks = _embed(scatter, places, scale=across.parts)
     blocks += _embed(across, places.T, offset=owned)
     blocks += _embed(gather, places, scale=across.parts)
@@ -80,14 +81,14 @@ def _reduce_scatter(collective: Collective, places: np.ndarray, intra: str, inte
     x, y = places.shape
     inside, across = _step(intra, "reduce_scatter", y), _step(inter, "reduce_scatter", x)
     blocks = _embed(inside, places, scale=x)
-    blocks += _embed(across, places.T, offset=inside.place_of(y) * x)
+    blocks += _embed(across, places.T, offset=_owned(inside, y) * x)
     return 1, blocks, _order(places, across, inside)
 
 
 def _all_gather(collective: Collective, places: np.ndarray, intra: str, inter: str) -> Parts:
     x, y = places.shape
     inside, across = _step(intra, "all_gather", y), _step(inter, "all_gather", x)
-    blocks = _embed(across, places.T, offset=inside.place_of(y) * x)
+    blocks = _embed(across, places.T, offset=_owned(inside, y) * x)
     blocks += _embed(inside, places, scale=x)
     return 1, blocks, _order(places, across, inside)
 
@@ -110,7 +111,12 @@ def _step(name: str, kind: str, ranks: int, root: int = 0) -> Schedule:
 def _order(places: np.ndarray, across: Schedule, inside: Schedule) -> np.ndarray:
     """Pieces by (place of the local index, place of the node)."""
     x, y = places.shape
-    return places[across.piece_of(x)][:, inside.piece_of(y)].T.reshape(-1)
+    return places[across.natural(x)][:, inside.natural(y)].T.reshape(-1)
+
+
+def _owned(step: Schedule, ranks: int) -> np.ndarray:
+    """int64[ranks]: the chunk that each rank of a step owns, which has one part per piece."""
+    return step.place_of(ranks)[:, 0]
 
 
 def _embed(
@@ -120,21 +126,19 @@ def _embed(
 
     Its chunk c becomes the `scale` chunks from offset[row] + c * scale.
     """
-    first = np.broadcast_to(offset, len(who)).astype(np.int64)
+    first, who = np.broadcast_to(offset, len(who)).astype(np.int64), who.astype(np.int32)
     return [_embed_block(b, who, first, scale) for b in step.blocks]
 
 
 def _embed_block(b: Block, who: np.ndarray, first: np.ndarray, scale: int) -> Block:
-    rows = len(who)
-    return block(
-        who[:, b.src].reshape(-1),
-        who[:, b.dst].reshape(-1),
-        np.tile(b.base * scale, rows),
-        span=np.tile(b.span * scale, rows),
-        offset=(first[:, None] + b.offset * scale).reshape(-1),
-        step=np.tile(b.step * scale, rows),
-        reduce=np.tile(b.reduce, rows),
-        channel=np.tile(b.channel, rows),
-        count=b.count,
+    b = b.flat
+    return replace(
+        b,
+        base=b.base * scale,
+        span=b.span * scale,
+        offset=b.offset * scale,
+        step=b.step * scale,
         modulus=b.modulus * scale,
+        who=who,
+        shift=first,
     )

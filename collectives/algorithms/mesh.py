@@ -2,16 +2,14 @@
 
 all_reduce is a direct reduce_scatter, then a direct all_gather: each chunk is reduced by one rank,
 which adds the contributions to its own in rank order, so all ranks end with the same bits.
-A permute is one round of its pairs; a pair of a rank with itself moves nothing.
+A permute or sendrecv is one round of its pairs; a pair of a rank with itself moves nothing.
 """
 
 import numpy as np
 
-from trnsim.device.errors import BadInput
+from ..schedule import KINDS, Block, Collective, Schedule, block
 
-from ..schedule import Block, Collective, Schedule, block
-
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "broadcast")
+__all__ = ["KINDS", "schedule"]
 
 
 def schedule(collective: Collective) -> Schedule:
@@ -22,10 +20,13 @@ def schedule(collective: Collective) -> Schedule:
         "all_gather": (_from_owner,),
         "all_to_all": (_exchange,),
         "permute": (_along_pairs,),
+        "sendrecv": (_along_pairs,),
         "broadcast": (_from_root,),
+        "reduce": (_to_root,),
+        "gather": (_pieces_to_root,),
+        "scatter": (_pieces_from_root,),
+        "barrier": (_to_root, _from_root),
     }
-    if collective.kind not in rounds:
-        raise BadInput("collective of algorithm mesh", collective.kind, KINDS)
     n = collective.ranks
     blocks = tuple(make(collective) for make in rounds[collective.kind])
     blocks = tuple(b for b in blocks if b.transfers)
@@ -61,6 +62,27 @@ def _along_pairs(collective: Collective) -> Block:
     return block(pairs[moving, 0], pairs[moving, 1], moving, modulus=max(1, len(pairs)))
 
 
-def _from_root(collective: Collective) -> Block:
+def _others(collective: Collective) -> tuple[np.ndarray, np.ndarray]:
+    """(the root once for each other rank, the other ranks)."""
     others = np.delete(np.arange(collective.ranks), collective.root)
-    return block(np.full(len(others), collective.root), others, 0, modulus=1)
+    return np.full(len(others), collective.root), others
+
+
+def _from_root(collective: Collective) -> Block:
+    root, others = _others(collective)
+    return block(root, others, 0, modulus=1)
+
+
+def _to_root(collective: Collective) -> Block:
+    root, others = _others(collective)
+    return block(others, root, 0, modulus=1, reduce=True)
+
+
+def _pieces_from_root(collective: Collective) -> Block:
+    root, others = _others(collective)
+    return block(root, others, others, modulus=collective.ranks)
+
+
+def _pieces_to_root(collective: Collective) -> Block:
+    root, others = _others(collective)
+    return block(others, root, others, modulus=collective.ranks)
