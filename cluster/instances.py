@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from trnsim.collectives.fabric import Fabric
 from trnsim.device.chip import Chip, load_chip, with_number
 from trnsim.device.errors import BadFile, BadInput
 from trnsim.device.numbers import Number, read_entries, read_toml
+from trnsim.device.overlay import Overlay, apply_overlay
 
 from .lnc import check_lnc, logical_per_chip
 
@@ -83,12 +85,18 @@ def instance_names() -> tuple[str, ...]:
     return tuple(_table())
 
 
-def load_instance(name: str) -> Instance:
-    """The instance called `name`. Raises BadInput with the nearest name for an unknown one."""
+def load_instance(name: str, overlay: Overlay | str | Path | None = None) -> Instance:
+    """The instance called `name`, with the numbers of an overlay (or its file) for its chip.
+
+    Raises BadInput with the nearest name for an unknown one.
+    """
     key = ALIASES.get(str(name).lower(), str(name).lower())
     if key not in _table():
         raise BadInput("instance", name, instance_names())
-    return _load(key)
+    instance = _load(key)
+    if overlay is None:
+        return instance
+    return replace(instance, chip=apply_overlay(instance.chip, overlay))
 
 
 @cache
@@ -164,13 +172,13 @@ def _direct_node(instance: Instance) -> Fabric:
     levels = [instance.topology] * len(instance.dims)
     if len(levels) == 3:
         levels[0] = "z"
-    rates = [instance.chip.link_bytes_per_s[level] for level in levels]
+    rates = [instance.chip.link_rate(level) for level in levels]
     return fabrics.torus(instance.dims, bytes_per_s=rates, latency_ps=instance.chip.link_latency_ps)
 
 
 def interface_rate(instance: Instance) -> int:
-    """Bytes per second of one network interface."""
-    return instance.efa_bytes_per_s // instance.efa_devices
+    """Bytes per second that collectives get from one network interface, per direction."""
+    return int(instance.efa_bytes_per_s * instance.chip.efa_efficiency) // instance.efa_devices
 
 
 def _efa_crossing(chip: Chip) -> int:
@@ -213,12 +221,12 @@ def _ultraserver(instance: Instance, prefix: str) -> tuple[list[str], list[Link]
     links: list[Link] = []
     for c, name in enumerate(names):
         for level, index in (("server", c // size), ("rack", c // rack)):
-            switch, rate = f"{prefix}{level}-switch{index}", chip.link_bytes_per_s[level]
+            switch, rate = f"{prefix}{level}-switch{index}", chip.link_rate(level)
             half = chip.link_latency_ps // 2
             links.append((name, switch, rate, half + chip.switch_latency_ps))
             links.append((switch, name, rate, half))
         for twin in names[c + rack :: rack]:
-            rate = chip.link_bytes_per_s["direct"]
+            rate = chip.link_rate("direct")
             links += [(a, b, rate, chip.link_latency_ps) for a, b in ((name, twin), (twin, name))]
     return names, links
 
