@@ -141,14 +141,7 @@ def fabric(instance: Instance, nodes: int = 1, lnc: int | None = None) -> Fabric
     chip, per_chip = instance.chip, logical_per_chip(instance.chip, lnc)
     rate = chip.on_chip_bytes_per_s * lnc
     places = whole.chips.repeat(per_chip)
-    return whole.attach(
-        places,
-        dma_out=rate,
-        dma_in=rate,
-        latency_ps=chip.on_chip_latency_ps,
-        dies=np.arange(len(places)) % per_chip * chip.dies // per_chip,
-        die_latency_ps=chip.die_latency_ps,
-    )
+    return whole.attach(places, dma_out=rate, dma_in=rate, latency_ps=chip.on_chip_latency_ps)
 
 
 def check_nodes(instance: Instance, nodes: int) -> None:

@@ -58,7 +58,6 @@ class Fabric:
     twin: int32[nodes, 2]: the same node in the first equal part, and how much higher link ids are
     here than there.
     rank_node: int64[ranks]; dma_out, dma_in: int64[ranks] link ids, -1 for an unlimited rate.
-    rank_die: int8[ranks] die of its chip, or empty; die_latency: ps from one die to another.
     """
 
     names: Names
@@ -77,8 +76,6 @@ class Fabric:
     rank_node: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     dma_out: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     dma_in: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    rank_die: np.ndarray = field(default_factory=lambda: np.empty(0, np.int8))
-    die_latency: int = 0
 
     @property
     def ranks(self) -> int:
@@ -157,14 +154,11 @@ class Fabric:
         dma_out: Rates | None = None,
         dma_in: Rates | None = None,
         latency_ps: int = 0,
-        dies: np.ndarray | None = None,
-        die_latency_ps: int = 0,
     ) -> "Fabric":
         """Put rank r on nodes[r] (name or id), replacing ranks attached before.
 
         dma_out, dma_in: bytes/s of each rank's DMA link, one for all or one per rank; None is
-        unlimited. latency_ps is charged once per transfer, on the way out, and die_latency_ps
-        between ranks of one node that are on different dies (int[ranks]).
+        unlimited. latency_ps is charged once per transfer, on the way out.
         """
         where = self._node_ids(nodes)
         bare = self.detached()
@@ -172,20 +166,14 @@ class Fabric:
             raise BadInput("dma_out", None, "a rate, when the DMA has a latency")
         out = _rates("dma_out", dma_out, len(where))
         into = _rates("dma_in", dma_in, len(where))
-        made = bare._with_dma(where, out, into, latency_ps)
-        if dies is None or not die_latency_ps:
-            return made
-        return replace(made, rank_die=dies.astype(np.int8), die_latency=int(die_latency_ps))
+        return bare._with_dma(where, out, into, latency_ps)
 
     def detached(self) -> "Fabric":
         """The fabric without its ranks and their DMA links."""
         columns = ("source", "target", "rate", "latency", "alive")
         cut = {name: getattr(self, name)[: self.wires] for name in columns}
         none = np.empty(0, np.int64)
-        none_die = np.empty(0, np.int8)
-        return replace(
-            self, **cut, rank_node=none, dma_out=none, dma_in=none, rank_die=none_die, die_latency=0
-        )
+        return replace(self, **cut, rank_node=none, dma_out=none, dma_in=none)
 
     def fail(self, *, links: Sequence[str] = (), nodes: Sequence[str] = ()) -> "Fabric":
         """The fabric without these links (`a->b`, `a<->b`) and without all links of these nodes."""
@@ -226,15 +214,7 @@ class Fabric:
             raise self._unreachable_rank(error, sources, targets) from None
         columns.columns += inner.columns
         columns.add(None, into)
-        found = columns.routes(self.latency)
-        if self.die_latency:
-            found.latency[self._across_dies(sources, targets)] += self.die_latency
-        return found
-
-    def _across_dies(self, sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        """bool[pairs]: ranks of one node on different dies."""
-        near = self.rank_node[sources] == self.rank_node[targets]
-        return near & (self.rank_die[sources] != self.rank_die[targets])
+        return columns.routes(self.latency)
 
     def node_routes(self, sources: np.ndarray, targets: np.ndarray) -> Routes:
         """Routes between pairs of nodes, without DMA links."""
