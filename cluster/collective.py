@@ -9,6 +9,7 @@ row.time_ps, row.busbw, row.bound, row.limited_by, row.reason
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
@@ -24,11 +25,6 @@ from .instances import fabric, load_instance
 from .lnc import check_lnc
 from .mesh import Mesh
 from .placement import place
-
-LEANED_ON = (
-    "cc_step_ps", "collective_start_ps", "on_chip_bytes_per_s", "on_chip_latency_ps",
-    "link_bytes_per_s", "link_latency_ps", "switch_latency_ps", "efa_latency_ps",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,14 +63,38 @@ class Site:
         """Numbers of the chip that shape collectives and are assumed or calibrated -> status."""
         if self.chip is None:
             return {}
-        numbers = self.chip.numbers
-        near = {key: key.partition(".")[0] for key in self.chip.assumed()}
-        return {key: numbers[key].status for key, name in near.items() if name in LEANED_ON}
+        numbers = {key: self.chip.number(key) for key in self.chip.assumed()}
+        return {
+            key: number.status
+            for key, number in numbers.items()
+            if number.section.partition(".")[0] == "collective" and self._uses(key)
+        }
+
+    def _uses(self, key: str) -> bool:
+        """Whether a number of collectives plays a part in this fabric."""
+        if self.instance is None:
+            return False
+        instance = load_instance(self.instance)
+        if key.startswith("efa"):
+            return self.nodes > 1
+        if key == "switch_latency_ps":
+            return instance.topology == "switch"
+        if key == "link_bytes_per_s.z":
+            return len(instance.dims) == 3
+        if key.startswith("link_bytes_per_s."):
+            switched = ("server", "rack", "direct") if instance.topology == "switch" else ()
+            return key.partition(".")[2] in (instance.topology, *switched)
+        return not key.startswith("link_") or instance.topology != "single"
 
 
-def instance_site(name: str, *, nodes: int = 1, lnc: int | None = None) -> Site:
-    """All logical cores of some instances. Raises BadInput as `load_instance` and `fabric` do."""
-    instance = load_instance(name)
+def instance_site(
+    name: str, *, nodes: int = 1, lnc: int | None = None, overlay: str | Path | None = None
+) -> Site:
+    """All logical cores of some instances, with the numbers of an overlay file.
+
+    Raises BadInput as `load_instance` and `fabric` do.
+    """
+    instance = load_instance(name, overlay)
     lnc = check_lnc(instance.chip, lnc)
     many = f"{nodes} x {instance.name}" if nodes > 1 else instance.name
     return Site(
