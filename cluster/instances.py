@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from trnsim.collectives import fabric as fabrics
+from trnsim.collectives.costs import Memory, Overheads
 from trnsim.collectives.fabric import Fabric
 from trnsim.device.chip import Chip, load_chip, with_number
 from trnsim.device.errors import BadFile, BadInput
@@ -142,6 +143,31 @@ def fabric(instance: Instance, nodes: int = 1, lnc: int | None = None) -> Fabric
     rate = chip.on_chip_bytes_per_s * lnc
     places = whole.chips.repeat(per_chip)
     return whole.attach(places, dma_out=rate, dma_in=rate, latency_ps=chip.on_chip_latency_ps)
+
+
+def overheads(instance: Instance, nodes: int = 1, lnc: int | None = None) -> Overheads:
+    """What collectives cost besides the links of `fabric` of the same arguments.
+
+    CC-cores need time to start and for each step; reducing takes DMA rate; HBM stacks are shared by
+    the ranks on them, and chips of two dies have a crossing.
+    """
+    chip, lnc = instance.chip, check_lnc(instance.chip, lnc)
+    cores = np.arange(nodes * instance.physical_cores)[::lnc]  # the first of each rank
+    stacks = nodes * instance.physical_cores // chip.cores_per_stack
+    rate = int(chip.stack_bytes_per_s * chip.cc_hbm_fraction)
+    memory = Memory(
+        of_rank=cores // chip.cores_per_stack,
+        bytes_per_s=np.full(stacks, rate, np.int64),
+        die=cores % chip.cores * chip.dies // chip.cores if chip.dies > 1 else None,
+        die_bytes_per_s=chip.die_bytes_per_s,
+        die_latency_ps=chip.die_latency_ps,
+    )
+    return Overheads(
+        start_ps=chip.collective_start_ps,
+        step_ps=chip.cc_step_ps,
+        reduce_fraction=chip.dma_compute_fraction,
+        memory=memory,
+    )
 
 
 def check_nodes(instance: Instance, nodes: int) -> None:

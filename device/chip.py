@@ -135,7 +135,9 @@ class Links:
     collective_start_ps: int  # once per collective
     on_chip_bytes_per_s: int  # between cores of a chip, per physical core and direction
     on_chip_latency_ps: int
-    die_latency_ps: int  # more than that, from one die of the chip to the other
+    cc_hbm_fraction: float  # of a stack's bandwidth, for the touches of collectives
+    die_bytes_per_s: int  # from one die of the chip to the other, for all ranks together
+    die_latency_ps: int  # more than on the chip
     neuronlink_bytes_per_s: int  # as printed for the chip
     neuronlink_links: int
     link_bytes_per_s: Mapping[str, int]  # by level: torus, z, ring, server, rack, direct
