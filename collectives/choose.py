@@ -218,7 +218,7 @@ def _check_steps(kind: str, steps: str) -> None:
         able = [name for name, kinds in FLAT.items() if kind in kinds]
         raise BadInput(f"algorithm of {kind}", "hierarchical", able)
     names = steps.split("+")
-    wrong = [name for name in names if name not in hierarchical.STEPS]
+    wrong = [name for name in names if name not in hierarchical.MODULES]
     if len(names) != 2 or wrong:
-        pairs = [f"{a}+{b}" for a in hierarchical.STEPS for b in hierarchical.STEPS]
+        pairs = [f"{a}+{b}" for a in hierarchical.INTRA for b in hierarchical.INTER]
         raise BadInput("steps of algorithm hierarchical", steps, pairs)

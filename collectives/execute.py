@@ -18,7 +18,8 @@ Protocol for one rank of a distributed runtime::
   exist on either side. Messages of a pair arrive in the order sent; `step.index` can tag them.
 - `payload()` may be a view of this rank's buffers: it is valid until the first `apply` of the same
   round. A runtime that does not copy it on posting must copy it itself.
-- `apply` in the order of `receives` fixes the order of reduction, hence the bits.
+- `apply` in the order of `receives` fixes the order of reduction, hence the bits. What a rank sends
+  itself (its own contribution, in its turn) is no message: it is put with the one next to it.
 - A rank may run ahead of others; a round with neither sends nor receives is still yielded.
 
 Reducing transfers compute in float32 and round to the dtype at each transfer, as the DMA path does
@@ -28,6 +29,7 @@ Reducing transfers compute in float32 and round to the dtype at each transfer, a
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
+from itertools import pairwise
 
 import numpy as np
 
@@ -127,8 +129,7 @@ class RankView:
         """The rounds in order; finish each one (see the protocol) before asking for the next."""
         for index, (out, into) in enumerate(self._part.steps):
             sends = tuple(Send(m.peer, m.count, partial(self._payload, m)) for m in out)
-            receives = tuple(Receive(m.peer, m.count, partial(self._apply, m)) for m in into)
-            yield Round(index, sends, receives)
+            yield Round(index, sends, tuple(self._receives(into)))
 
     def finish(self) -> None:
         """Move what is not in its output place yet; zeros for a rank that a permute skips."""
@@ -150,13 +151,35 @@ class RankView:
         parts = [self._held[chunk] for chunk in message.chunks]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def _apply(self, message: "_Message", data: np.ndarray) -> None:
+    def _receives(self, into: "list[_Message]") -> "Iterator[Receive]":
+        """Messages from others; what the rank sends itself is put with the one next to it."""
+        turns: list[tuple[_Message, np.ndarray | None]] = []
+        for message in into:
+            own = message.peer == self.rank
+            turns.append((message, self._payload(message).copy() if own else None))
+        others = [i for i, (_, data) in enumerate(turns) if data is None]
+        cuts = pairwise([0, *others[1:], len(turns)]) if others else ()
+        for i, (start, stop) in zip(others, cuts, strict=True):
+            message = turns[i][0]
+            yield Receive(message.peer, message.count, partial(self._apply, turns[start:stop]))
+
+    def _apply(
+        self, turns: "list[tuple[_Message, np.ndarray | None]]", arrived: np.ndarray
+    ) -> None:
+        for message, data in turns:
+            if data is None:
+                self._check(message, arrived)
+            self._put(message, arrived if data is None else data)
+
+    def _check(self, message: "_Message", data: np.ndarray) -> None:
         if data.size != message.count or data.dtype != self.output.dtype:
             raise CollectiveMismatch(
                 f"{self.collective.kind}: rank {self.rank} expects {message.count} elements of "
                 f"{self.collective.dtype} from rank {message.peer}, "
                 f"got {data.size} of {data.dtype}"
             )
+
+    def _put(self, message: "_Message", data: np.ndarray) -> None:
         at = 0
         for chunk, reduce in zip(message.chunks, message.reduce, strict=True):
             count = self._part.counts[chunk]
@@ -252,15 +275,17 @@ class _Part:
         rows, ids = block.expand(repetition, mine)
         ends = (block.src[rows].tolist(), block.dst[rows].tolist(), block.reduce[rows].tolist())
         for src, dst, reduce, chunk in zip(*ends, ids.tolist(), strict=True):
-            if not self.counts[chunk]:
-                continue
-            box, peer = (out, dst) if src == self.rank else (into, src)
-            box.setdefault(peer, []).append((chunk, reduce))
+            box, peer = (into, src) if dst == self.rank else (out, dst)
+            content = box.setdefault(peer, [])  # also of an empty chunk: it keeps its turn
+            if self.counts[chunk]:
+                content.append((chunk, reduce))
         return self._messages(out), self._messages(into)
 
     def _messages(self, boxes: dict[int, list[tuple[int, bool]]]) -> list[_Message]:
         made = []
         for peer, content in boxes.items():
+            if not content:
+                continue
             chunks, reduce = zip(*content, strict=True)
             made.append(_Message(peer, sum(self.counts[c] for c in chunks), chunks, reduce))
         return made

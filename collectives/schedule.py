@@ -228,7 +228,9 @@ class Block:
         offset[t] + (base[t] + k * step[t] + i) % modulus,  i = 0 .. span[t] - 1
 
     and adds them there if reduce[t], else overwrites. All transfers of a round read before any
-    writes; those into one chunk apply in the order of this list. All arrays have shape [T].
+    writes. Those between one pair of ranks are one message; messages into a rank apply in the order
+    of their first transfers. Of several transfers into one chunk, only the first may overwrite, and
+    then a rank may add what it had itself (src == dst). All arrays have shape [T].
 
     fused[t]: transfer t is one DMA operation with the transfer before it. A fused copy is a second
     write of what that transfer reads (same source, same chunks; DMA duplication): it neither reads

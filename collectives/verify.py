@@ -40,7 +40,8 @@ def _check_shape(collective: Collective, schedule: Schedule, title: str) -> None
         where = f"{title}, block {number}"
         for end, name in ((block.src, "source"), (block.dst, "destination")):
             _refuse(where, (end < 0) | (end >= n), f"{name} rank", end)
-        _refuse(where, block.src == block.dst, "sends to itself: rank", block.src)
+        alone = (block.src == block.dst) & ~_again(block)
+        _refuse(where, alone, "sends to itself: rank", block.src)
         _refuse(where, (block.span < 0) | (block.span > block.modulus), "span", block.span)
         last = block.offset + block.modulus
         _refuse(where, (block.offset < 0) | (last > chunks), "chunk", last - 1)
@@ -55,6 +56,13 @@ def _joined(block: Block) -> np.ndarray:
     joined = chunks & np.where(block.reduce, same["dst"], same["src"])
     joined[:1] = False
     return joined
+
+
+def _again(block: Block) -> np.ndarray:
+    """bool[T]: ranks that add what they had to a chunk that another transfer of the round fills."""
+    filled = set(block.dst[~block.reduce].tolist())
+    mine = [rank in filled for rank in block.dst.tolist()]
+    return block.reduce & np.array(mine, bool)
 
 
 def _refuse(where: str, wrong: np.ndarray, name: str, values: np.ndarray) -> None:
@@ -85,9 +93,17 @@ def _apply(state: np.ndarray, block: Block, repetition: int, title: str) -> None
         ids[reduce],
         f"{title}: rank {{}} reduces into chunk {{}} that it does not hold",
     )
-    _must_not_race(dst * state.shape[1] + ids, reduce, state.shape[1], title)
+    turn = np.argsort(_message_turn(block)[index], kind="stable")
+    _must_not_race((dst * state.shape[1] + ids)[turn], reduce[turn], state.shape[1], title)
     state[dst[~reduce], ids[~reduce]] = payload[~reduce]
     _add(state, dst[reduce], ids[reduce], payload[reduce])
+
+
+def _message_turn(block: Block) -> np.ndarray:
+    """int64[T]: a pair's transfers are one message, which applies in the turn of the first."""
+    pairs = block.src.astype(np.int64) << 32 | block.dst
+    _, first, which = np.unique(pairs, return_index=True, return_inverse=True)
+    return first[which]
 
 
 def _add(state: np.ndarray, dst: np.ndarray, ids: np.ndarray, payload: np.ndarray) -> None:
@@ -109,9 +125,9 @@ def _must_hold(held: np.ndarray, ranks: np.ndarray, ids: np.ndarray, message: st
 
 
 def _must_not_race(keys: np.ndarray, reduce: np.ndarray, chunks: int, title: str) -> None:
-    """Several transfers into one chunk in one round are legal only if all of them reduce."""
-    values, inverse, times = np.unique(keys, return_inverse=True, return_counts=True)
-    wrong = (times[inverse] > 1) & ~reduce
+    """Of several transfers into one chunk in one round, only the first may overwrite."""
+    values, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+    wrong = (np.arange(len(keys)) != first[inverse]) & ~reduce
     if wrong.any():
         rank, chunk = divmod(int(values[inverse[np.argmax(wrong)]]), chunks)
         raise WrongSchedule(f"{title}: rank {rank} gets chunk {chunk} from several transfers")

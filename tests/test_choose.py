@@ -146,7 +146,7 @@ def test_by_name() -> None:
             "ring",
             "^algorithm of all_to_all: ring is not valid; allowed: one of mesh,",
         ),
-        ("all_to_all", "hierarchical", "^algorithm of all_to_all: hierarchical is not valid"),
+        ("scatter", "hierarchical", "^algorithm of scatter: hierarchical is not valid"),
         ("all_reduce", "hierarchical:ring", "^steps of algorithm hierarchical: ring is not valid"),
         ("all_reduce", "hierarchical:ring+rhd", ".*; nearest valid: ring\\+rdh$"),
     ],

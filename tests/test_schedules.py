@@ -7,7 +7,16 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from trnsim.collectives.algorithms import hierarchical, mesh, pairwise, rdh, ring
+from trnsim.collectives.algorithms import (
+    bruck,
+    hierarchical,
+    mesh,
+    pairwise,
+    rdh,
+    ring,
+    single_step,
+    tree,
+)
 from trnsim.collectives.execute import execute
 from trnsim.collectives.schedule import KINDS, Block, Collective, Schedule, block
 from trnsim.collectives.verify import WrongSchedule, verify
@@ -15,7 +24,15 @@ from trnsim.device.errors import BadInput, TrnsimError
 
 from .collective_reference import collective, roots
 
-ALGORITHMS = {"ring": ring, "mesh": mesh, "rdh": rdh, "pairwise": pairwise}
+ALGORITHMS = {
+    "ring": ring,
+    "mesh": mesh,
+    "single_step_mesh": single_step,
+    "rdh": rdh,
+    "double_binary_tree": tree,
+    "bruck": bruck,
+    "pairwise": pairwise,
+}
 CASES = [(name, kind) for name, module in ALGORITHMS.items() for kind in module.KINDS]
 
 
@@ -50,17 +67,6 @@ def test_256_ranks_are_right(name: str) -> None:
         verify(asked, hierarchical.schedule(asked, np.arange(256).reshape(4, 64), "ring", "rdh"))
     else:
         verify(asked, ALGORITHMS[name].schedule(asked))
-
-
-@pytest.mark.parametrize("intra", hierarchical.STEPS)
-@pytest.mark.parametrize("inter", hierarchical.STEPS)
-@pytest.mark.parametrize("kind", hierarchical.KINDS)
-def test_hierarchies_are_right_in_any_rank_order(kind: str, intra: str, inter: str) -> None:
-    rng = np.random.default_rng(0)
-    for x, y in [(1, 1), (1, 4), (4, 1), (2, 2), (2, 3), (3, 4), (4, 3), (5, 3), (2, 7)]:
-        places = hierarchical.places_of(rng.permutation(np.repeat(np.arange(x), y)))
-        asked = collective(kind, x * y, root=x * y // 2)
-        verify(asked, hierarchical.schedule(asked, places, intra, inter))
 
 
 @pytest.mark.parametrize("module", [ring, rdh])
@@ -105,8 +111,10 @@ def test_hierarchical_refuses_uneven_nodes_and_unknown_steps() -> None:
     asked = collective("all_reduce", 4)
     with pytest.raises(BadInput, match="^inter step of algorithm hierarchical: tree is not valid"):
         hierarchical.schedule(asked, np.arange(4).reshape(2, 2), "ring", "tree")
-    with pytest.raises(BadInput, match="^collective of algorithm hierarchical: all_to_all"):
-        hierarchical.schedule(collective("all_to_all", 4), np.arange(4).reshape(2, 2))
+    with pytest.raises(BadInput, match="^collective of algorithm hierarchical: scatter"):
+        hierarchical.schedule(collective("scatter", 4), np.arange(4).reshape(2, 2))
+    with pytest.raises(BadInput, match="^stages of algorithm hierarchical: 4 is not valid"):
+        hierarchical.schedule(asked, np.arange(4).reshape(2, 2), stages=4)
 
 
 def mutate(schedule: Schedule, pick: st.DataObject) -> Schedule:

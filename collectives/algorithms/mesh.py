@@ -3,17 +3,32 @@
 all_reduce is a direct reduce_scatter, then a direct all_gather: each chunk is reduced by one rank,
 which adds the contributions to its own in rank order, so all ranks end with the same bits.
 A permute or sendrecv is one round of its pairs; a pair of a rank with itself moves nothing.
+
+With the chips of the ranks, these three kinds take two steps instead (the vendor's mesh, AWS Neuron
+documentation, "intra-node collective communication"): every chip has one entry rank for each other
+chip; all_gather sends each piece once to every other chip, whose entry ranks then hand it on to
+their neighbours. reduce_scatter is the same backwards: partial sums are made on the chip first.
 """
 
 import numpy as np
 
+from trnsim.device.errors import BadInput
+
 from ..schedule import KINDS, Block, Collective, Schedule, block
+from .compose import mirrored
 
 __all__ = ["KINDS", "schedule"]
+TWO_STEP = ("all_reduce", "all_gather", "reduce_scatter")
 
 
-def schedule(collective: Collective) -> Schedule:
-    """Direct transfers between all pairs of ranks that have something for each other."""
+def schedule(collective: Collective, chips: np.ndarray | None = None) -> Schedule:
+    """Direct transfers between all pairs of ranks that have something for each other.
+
+    chips: int[C, k] group positions on each chip, for two steps where C and k allow it. Raises
+    BadInput for chips that do not hold each position once.
+    """
+    if chips is not None and collective.kind in TWO_STEP and min(np.shape(chips)) > 1:
+        return _two_step(collective, np.asarray(chips, np.int64))
     rounds = {
         "all_reduce": (_to_owner, _from_owner),
         "reduce_scatter": (_to_owner,),
@@ -31,6 +46,51 @@ def schedule(collective: Collective) -> Schedule:
     blocks = tuple(make(collective) for make in rounds[collective.kind])
     blocks = tuple(b for b in blocks if b.transfers)
     return Schedule("mesh", n, n if collective.kind == "all_reduce" else 1, blocks)
+
+
+def _two_step(collective: Collective, chips: np.ndarray) -> Schedule:
+    n = collective.ranks
+    if not np.array_equal(np.sort(chips, axis=None), np.arange(n)):
+        raise BadInput("chips", chips.tolist(), f"each of 0..{n - 1} once")
+    spread = Schedule("mesh", n, 1, (_to_entries(chips), _on_chip(chips)))
+    if collective.kind == "all_gather":
+        return spread
+    collect = mirrored(spread, reduce=True)
+    if collective.kind == "reduce_scatter":
+        return collect
+    return Schedule("mesh", n, n, collect.blocks + spread.blocks)
+
+
+def _entries(chips: np.ndarray) -> np.ndarray:
+    """int64[C, C]: the rank of chip d that takes what comes from chip c."""
+    count, k = chips.shape
+    source, target = np.divmod(np.arange(count * count), count)
+    return chips[target, (source - target - 1) % count % k].reshape(count, count)
+
+
+def _to_entries(chips: np.ndarray) -> Block:
+    """Every rank sends its piece to the entry rank on each other chip."""
+    count, k = chips.shape
+    source = np.repeat(chips, count - 1, axis=1).reshape(count, k, count - 1)
+    entries = _entries(chips)[~np.eye(count, dtype=bool)].reshape(count, 1, count - 1)
+    target = np.broadcast_to(entries, source.shape)
+    return block(source.reshape(-1), target.reshape(-1), source.reshape(-1), modulus=chips.size)
+
+
+def _on_chip(chips: np.ndarray) -> Block:
+    """Entry ranks hand on the pieces of the chips that they serve, and each rank its own."""
+    count, k = chips.shape
+    piece, there = np.divmod(np.arange(chips.size * count), count)  # every piece on every chip
+    home = np.empty(chips.size, np.int64)
+    home[chips] = np.arange(count)[:, None]
+    holder = np.where(home[piece] == there, piece, _entries(chips)[home[piece], there])
+    target = chips[there]
+    others = target != holder[:, None]
+    source = np.broadcast_to(holder[:, None], target.shape)[others]
+    return block(
+        source, target[others], np.broadcast_to(piece[:, None], others.shape)[others],
+        modulus=chips.size,
+    )  # fmt: skip
 
 
 def _all_pairs(n: int) -> tuple[np.ndarray, np.ndarray]:
