@@ -21,8 +21,8 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from trnsim.collectives import choose
-from trnsim.collectives.fabric import Fabric
 from trnsim.collectives.costs import Overheads
+from trnsim.collectives.fabric import Fabric
 from trnsim.collectives.price import Pricer
 from trnsim.collectives.schedule import Collective
 from trnsim.device.chip import load_chip, with_number
@@ -190,7 +190,7 @@ class Fit:
 
 
 def fit(model: Model, series: Sequence[Series], start: Values | None = None) -> Fit:
-    """Least squares of slopes, then of latencies. `start` is where to begin (default: as stated)."""
+    """Least squares of slopes, then of latencies. start: where to begin (default: as stated)."""
     values = {c: c.start for c in model.constants} | dict(start or {})
     slopes = [s for s in series if s.slope]
     timed = [s for s in series if s.latency]
@@ -282,8 +282,9 @@ class SeriesError:
     @property
     def slope_left_out(self) -> float | None:
         """The same, left out."""
-        known = self.series.slope and self.left_out is not None
-        return slope_error(self.series, self.left_out) if known else None
+        if not self.series.slope or self.left_out is None:
+            return None
+        return slope_error(self.series, self.left_out)
 
     @property
     def points(self) -> np.ndarray:
@@ -315,7 +316,7 @@ class Calibration:
     errors: tuple[SeriesError, ...]
 
     def summary(self) -> dict[str, float]:
-        """Median and worst of the errors' sizes, as fractions; what there is none of is left out."""
+        """Median and worst of the errors' sizes, as fractions; only of what there is."""
         columns = {
             "slope": [e.slope for e in self.errors],
             "slope left out": [e.slope_left_out for e in self.errors],
@@ -334,11 +335,11 @@ class Calibration:
 
         `calibrated` on chips that were measured, `assumed` to be the same on others.
         """
-        chips = {e.series.name: load_instance(e.series.group.instance).chip.name for e in self.errors}
+        groups = {e.series.name: e.series.group for e in self.errors}
         tables: dict[str, dict[str, Number]] = {}
         for constant, names in self.fit.by.items():
             source = f"trnsim calibrate: {', '.join(names)}"
-            measured = {chips[name] for name in names}
+            measured = {load_instance(groups[name].instance).chip.name for name in names}
             for chip in constant.chips:
                 status: Status = "calibrated" if chip in measured else "assumed"
                 number = constant.number(self.fit.values[constant], source, status)

@@ -23,7 +23,7 @@ from trnsim.device.errors import BadFile, BadInput
 @click.option("--lnc", type=int, help="The same: physical cores per rank (default: the chip's).")
 @click.option("--points/--no-points", default=True, show_default=True, help="Show every point.")
 @click.option("--markdown", is_flag=True, help="Print Markdown.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: times in ps, errors as fractions.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: ps, and errors as fractions.")
 def calibrate(
     files: tuple[Path, ...], out: Path | None, with_shipped: bool, no_left_out: bool,
     points: bool, markdown: bool, as_json: bool, **machine,
@@ -70,10 +70,8 @@ def _series_in(path: Path, machine: dict) -> list:
     for name in ("instance", "op", "ranks"):
         if machine[name] is None:
             raise BadInput(f"--{name}", "nothing", f"what {path} was measured on (not a .csv file)")
-    group = Group(
-        machine["instance"], machine["nodes"], machine["ranks"], machine["lnc"], machine["op"], "uint8"
-    )
-    return [read_nccom(path, group)]
+    where = {key: value for key, value in machine.items() if key != "op"}
+    return [read_nccom(path, Group(operation=machine["op"], dtype="uint8", **where))]
 
 
 def _check_names(names: list[str]) -> None:

@@ -1,7 +1,7 @@
 """Numbers laid over the spec files: an overlay is a TOML file with tables per chip.
 
     [trn2.collective]
-    on_chip_bytes_per_s = { value = "98GB/s", unit = "bytes/s", status = "calibrated", source = ... }
+    link_efficiency = { value = 0.5, unit = "fraction", status = "calibrated", source = "...", ... }
 
 Sections and entries have the form of the spec files. `trnsim calibrate` writes such files.
 """

@@ -1,4 +1,4 @@
-"""What `trnsim calibrate` shows: constants, series and points, for a terminal, as Markdown, JSON."""
+"""What `trnsim calibrate` shows: constants, series, points; for terminals, as Markdown, JSON."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,7 +14,9 @@ from trnsim.device.units import format_bytes, format_time
 from ..calibrate import Calibration, SeriesError
 from ..measured import Series
 
-SERIES = ("series", "what", "slope", "modelled", "error", "left out", "worst point", "left out")
+SERIES = (
+    "series", "what", "GB/s", "modelled", "error", "left out", "worst point", "left out",
+)  # fmt: skip
 POINTS = ("series", "size", "measured", "modelled", "error", "left out")
 CONSTANTS = ("number", "chips", "value", "meaning", "determined by")
 
@@ -22,7 +24,7 @@ CONSTANTS = ("number", "chips", "value", "meaning", "determined by")
 def calibration_view(found: Calibration, *, points: bool = True) -> RenderableType:
     """Tables for a terminal."""
     parts: list[RenderableType] = [
-        _table("constants", CONSTANTS, constant_rows(found)),
+        _table("constants", CONSTANTS[:3] + CONSTANTS[4:], _without(3, constant_rows(found))),
         _table("series", SERIES, series_rows(found)),
     ]
     if points:
@@ -30,9 +32,15 @@ def calibration_view(found: Calibration, *, points: bool = True) -> RenderableTy
     return Group(*parts, Text(summary_line(found)), Text(NOTE))
 
 
+def _without(column: int, rows: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    return [row[:column] + row[column + 1 :] for row in rows]
+
+
 NOTE = (
-    "slope: bytes/s from least squares of time over bytes; error: of the modelled time per byte. "
-    "left out: fitted without that series. points: only where they are more than a tool's overhead."
+    "GB/s: 1e9 bytes/s by the slope, least squares of time over bytes; error: of the modelled time "
+    "per byte. "
+    "left out: fitted without that series. Points have errors only where they are more than "
+    "the overhead of the tool."
 )
 
 
@@ -74,12 +82,12 @@ def _series_json(error: SeriesError) -> dict[str, Any]:
 
 
 def what(series: Series) -> str:
-    """`all_reduce, 16 ranks, trn2.48xlarge, LNC=2`."""
+    """`all_reduce, 16 ranks of trn2.48xlarge at LNC=2`."""
     group = series.group
     where = f"{group.nodes} x {group.instance}" if group.nodes > 1 else group.instance
     op = f"{group.operation} across dies" if group.cross_die else group.operation
-    lnc = f", LNC={group.lnc}" if group.lnc else ""
-    return f"{op}, {group.ranks} ranks, {where}{lnc}"
+    lnc = f" at LNC={group.lnc}" if group.lnc else ""
+    return f"{op}, {group.ranks} ranks of {where}{lnc}"
 
 
 def series_rows(found: Calibration) -> list[tuple[str, ...]]:
@@ -101,7 +109,7 @@ def _slopes(error: SeriesError) -> tuple[str, str]:
     if not series.slope:
         return "", ""
     rates = (1e3 / series.slope_of(times) for times in (series.times, error.times))
-    measured, modelled = (f"{rate:.1f} GB/s" for rate in rates)
+    measured, modelled = (f"{rate:.4g}" for rate in rates)
     return measured, modelled
 
 
@@ -138,10 +146,18 @@ def _percent(error: float | None) -> str:
 
 
 def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    table = Table(
+        box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, padding=(0, 1, 0, 0)
+    )
     for head in heads:
         left = head in ("series", "what", "number", "chips", "meaning", "determined by")
-        table.add_column(head, justify="left" if left else "right")
+        wraps = head in ("what", "chips", "meaning", "determined by", "left out", "worst point")
+        table.add_column(
+            head,
+            justify="left" if left else "right",
+            no_wrap=not wraps,
+            min_width=24 if head == "what" else None,
+        )
     for row in rows:
         table.add_row(*row)
     return table
