@@ -298,11 +298,8 @@ class _Sized:
         took, latency, folded = self._timed
         if folded:
             took, latency = self._spread(took), self._spread(latency)
-        moving = None
-        if not isinstance(self.nbytes, int) and not (self.nbytes > 0).all():
-            moving = np.flatnonzero(np.tile(self.nbytes.reshape(-1) > 0, self.step.groups))
-            took, latency = (a if len(a) == 1 else a[moving] for a in (took, latency))
-        return Round(self._places(moving), took, latency, self.count)
+        moving = _moving(self.step.tiled(self.nbytes))
+        return Round(self._places(moving), _at(took, moving), _at(latency, moving), self.count)
 
     def _spread(self, values: np.ndarray) -> np.ndarray:
         fold = self.step.fold
@@ -327,16 +324,19 @@ class _Sized:
             return None
         took, latency, folded = self._timed
         if folded and self.step.fold is not None:
-            places = self._inner_places(positions, self.step.fold)
-            return Round(places, took, latency, self.count)
+            moving = _moving(self.step.like(self.nbytes))
+            places = self._inner_places(positions, self.step.fold, moving)
+            return Round(places, _at(took, moving), _at(latency, moving), self.count)
         return self._turning(positions, took, latency)
 
-    def _inner_places(self, positions: _Positions, fold: Fold) -> Places:
+    def _inner_places(self, positions: _Positions, fold: Fold, moving: np.ndarray | None) -> Places:
         step, block = self.step, self.block
-        key = (block.lane, block.channel.tobytes())
+        key = (block.lane, block.channel.tobytes(), None if moving is None else moving.tobytes())
         if key not in step.folded_places:
             at = positions.of_rank[step.positions[fold.rows]].astype(np.int64)
-            step.folded_places[key] = _places(block, at, 1, positions.count, None)
+            made = _places(block, at, 1, positions.count, moving)
+            step.folded_places.clear()
+            step.folded_places[key] = made
         return step.folded_places[key]
 
     def _turning(self, positions: _Positions, took, latency) -> Round | None:
@@ -409,6 +409,18 @@ def _places(
         src, dst = src[moving], dst[moving]
         channel = channel if isinstance(channel, int) else channel[moving]
     return Places(src, dst, channel, block.lane, groups, clocks)
+
+
+def _moving(nbytes: Bytes | None) -> np.ndarray | None:
+    """The transfers that move data; None if all do."""
+    if nbytes is None or isinstance(nbytes, int) or (nbytes > 0).all():
+        return None
+    return np.flatnonzero(nbytes)
+
+
+def _at(values: np.ndarray, rows: np.ndarray | None) -> np.ndarray:
+    """The values of some transfers; one value stands for all."""
+    return values if rows is None or len(values) == 1 else values[rows]
 
 
 def _single(column: np.ndarray) -> int | None:
