@@ -48,14 +48,7 @@ class Rounds:
 
     def totals(self, collective: Collective) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(int64[resources] bytes, int64[resources] ps for them, int64[G] ps at the slowest)."""
-        copied, reduced = self._loads(collective)
-        same = self.resources.rate is self.resources.reduce_rate
-        load = copied if reduced is None else copied + reduced
-        if same or reduced is None:
-            needed = _busy(load, self.resources.rate)
-        else:
-            needed = _busy(copied, self.resources.rate)
-            needed += _busy(reduced, self.resources.reduce_rate)
+        load, needed = self._needed(self.rounds(collective))
         bound = self._group_bound(needed)
         if self.fold is not None:
             return self.fold.expand(load), self.fold.expand(needed), bound[self.fold.of_row]
@@ -70,7 +63,26 @@ class Rounds:
             bound = np.maximum(bound, each.max(axis=1, initial=0))
         return bound
 
-    def _loads(self, collective: Collective) -> tuple[np.ndarray, np.ndarray | None]:
+    def busy(self, rounds: "list[_Sized]") -> tuple[np.ndarray, np.ndarray]:
+        """(resources that these rounds take, int64 ps that each is busy with them)."""
+        _, needed = self._needed(rounds)
+        if self.fold is not None:
+            needed = self.fold.expand(needed)
+        used = np.flatnonzero(needed)
+        return used, needed[used]
+
+    def _needed(self, rounds: "list[_Sized]") -> tuple[np.ndarray, np.ndarray]:
+        """(int64[resources] bytes, int64[resources] ps) of these rounds."""
+        copied, reduced = self._loads(rounds)
+        if reduced is None:
+            return copied, _busy(copied, self.resources.rate)
+        load = copied + reduced
+        if self.resources.rate is self.resources.reduce_rate:
+            return load, _busy(load, self.resources.rate)
+        needed = _busy(copied, self.resources.rate)
+        return load, needed + _busy(reduced, self.resources.reduce_rate)
+
+    def _loads(self, rounds: "list[_Sized]") -> tuple[np.ndarray, np.ndarray | None]:
         """Bytes over each resource by transfers that copy, and by those that reduce, if any."""
         totals: dict[bool, np.ndarray] = {}
         equal: dict[tuple[_Step, bool], int] = {}
@@ -80,7 +92,7 @@ class Rounds:
                 totals[reduces] = np.zeros(self.resources.count, np.int64)
             step.add_load(totals[reduces], nbytes, count)
 
-        for r in self.rounds(collective):
+        for r in rounds:
             if isinstance(r.nbytes, int) and r.reduce is not None:
                 key = (r.step, r.reduce)
                 equal[key] = equal.get(key, 0) + r.nbytes * r.count
