@@ -5,9 +5,9 @@ which adds the contributions to its own in rank order, so all ranks end with the
 A permute or sendrecv is one round of its pairs; a pair of a rank with itself moves nothing.
 
 With the chips of the ranks, these three kinds take two steps instead (the vendor's mesh, AWS Neuron
-documentation, "intra-node collective communication"): every chip has one entry rank for each other
-chip; all_gather sends each piece once to every other chip, whose entry ranks then hand it on to
-their neighbours. reduce_scatter is the same backwards: partial sums are made on the chip first.
+documentation, "intra-node collective communication"): all_gather sends each piece once to every
+other chip, to the rank of the same place there, which then hands it on to its neighbours.
+reduce_scatter is the same backwards: partial sums are made on the chip first.
 """
 
 import numpy as np
@@ -61,36 +61,30 @@ def _two_step(collective: Collective, chips: np.ndarray) -> Schedule:
     return Schedule("mesh", n, n, collect.blocks + spread.blocks)
 
 
-def _entries(chips: np.ndarray) -> np.ndarray:
-    """int64[C, C]: the rank of chip d that takes what comes from chip c."""
-    count, k = chips.shape
-    source, target = np.divmod(np.arange(count * count), count)
-    return chips[target, (source - target - 1) % count % k].reshape(count, count)
-
-
 def _to_entries(chips: np.ndarray) -> Block:
-    """Every rank sends its piece to the entry rank on each other chip."""
+    """Every rank sends its piece to the rank of its own place on each other chip."""
     count, k = chips.shape
-    source = np.repeat(chips, count - 1, axis=1).reshape(count, k, count - 1)
-    entries = _entries(chips)[~np.eye(count, dtype=bool)].reshape(count, 1, count - 1)
-    target = np.broadcast_to(entries, source.shape)
-    return block(source.reshape(-1), target.reshape(-1), source.reshape(-1), modulus=chips.size)
+    source = np.repeat(chips.T[:, :, None], count, axis=2)  # [place, chip, other chip]
+    target = np.repeat(chips.T[:, None, :], count, axis=1)
+    away = np.broadcast_to(~np.eye(count, dtype=bool), (k, count, count))
+    return block(source[away], target[away], source[away], modulus=chips.size)
 
 
 def _on_chip(chips: np.ndarray) -> Block:
-    """Entry ranks hand on the pieces of the chips that they serve, and each rank its own."""
+    """Every rank hands on the pieces that it took, and its own, to the others of its chip."""
     count, k = chips.shape
     piece, there = np.divmod(np.arange(chips.size * count), count)  # every piece on every chip
-    home = np.empty(chips.size, np.int64)
-    home[chips] = np.arange(count)[:, None]
-    holder = np.where(home[piece] == there, piece, _entries(chips)[home[piece], there])
+    place = np.empty(chips.size, np.int64)
+    place[chips] = np.arange(k)
+    holder = chips[there, place[piece]][:, None]
     target = chips[there]
-    others = target != holder[:, None]
-    source = np.broadcast_to(holder[:, None], target.shape)[others]
+    others = target != holder
     return block(
-        source, target[others], np.broadcast_to(piece[:, None], others.shape)[others],
+        np.broadcast_to(holder, target.shape)[others],
+        target[others],
+        np.broadcast_to(piece[:, None], target.shape)[others],
         modulus=chips.size,
-    )  # fmt: skip
+    )
 
 
 def _all_pairs(n: int) -> tuple[np.ndarray, np.ndarray]:
