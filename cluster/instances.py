@@ -165,6 +165,7 @@ def overheads(instance: Instance, nodes: int = 1, lnc: int | None = None) -> Ove
     return Overheads(
         start_ps=chip.collective_start_ps,
         step_ps=chip.cc_step_ps,
+        rendezvous=chip.cc_rendezvous,
         reduce_fraction=chip.dma_compute_fraction,
         memory=memory,
     )

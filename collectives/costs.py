@@ -46,6 +46,8 @@ class Overheads:
     handshake: nobody moves data before the last rank of the group has arrived; without it (and in
     every permute and sendrecv, where only the two ends of a pair have to meet) ranks start as they
     come. handshake_ps: what the exchange of semaphores before the data takes, once per collective.
+    rendezvous: how often a transfer of a permute or sendrecv pays its route's latency besides once:
+    such pairs have no handshake of the group, so they exchange their own semaphores.
     step_ps: per round and sender, a CC-core's handling of one step; its channel is busy meanwhile.
     reduce_fraction: a reducing transfer enters its destination at this fraction of the rate of the
     destination's DMA (0 < fraction <= 1): reading twice and adding costs DMA throughput.
@@ -56,12 +58,14 @@ class Overheads:
     step_ps: int = 0
     handshake: bool = True
     handshake_ps: int = 0
+    rendezvous: int = 0
     reduce_fraction: float = 1.0
     memory: Memory | None = None
 
     def __post_init__(self) -> None:
-        for name in ("start_ps", "step_ps", "handshake_ps"):
+        for name in ("start_ps", "step_ps", "handshake_ps", "rendezvous"):
             if getattr(self, name) < 0:
-                raise BadInput(name, getattr(self, name), "0 or more picoseconds")
+                wanted = "0 or more" if name == "rendezvous" else "0 or more picoseconds"
+                raise BadInput(name, getattr(self, name), wanted)
         if not 0 < self.reduce_fraction <= 1:
             raise BadInput("reduce_fraction", self.reduce_fraction, "above 0, up to 1")

@@ -1,6 +1,6 @@
 """The rounds of a schedule in its groups: loads, durations, and the clocks' way through them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -10,7 +10,7 @@ from .copies import Fold
 from .costs import Overheads
 from .loads import Paths, Touch
 from .resources import Resources, classes, needed_ps
-from .schedule import Block, Collective, Schedule
+from .schedule import POINT_TO_POINT, Block, Collective, Schedule
 
 Bytes = np.ndarray | int  # of each transfer, or of all
 
@@ -149,13 +149,15 @@ class Rounds:
         entered, folded = arrivals.reshape(-1) + wait, False
         if self.positions is not None and (entered == entered[0]).all():
             entered, folded = entered[: self.positions.count], True
+        meetings = 1 + overheads.rendezvous * (collective.kind in POINT_TO_POINT)
         clocks = Clocks(entered, self.schedule.channels, self.schedule.lanes, overheads.step_ps)
         for r in rounds:
             short = r.folded() if folded else None
             if folded and short is None and self.positions is not None:
                 clocks.unfold(self.positions.of_rank)
                 folded = False
-            clocks.repeat(r.full() if short is None else short)
+            whole = r.full() if short is None else short
+            clocks.repeat(replace(whole, latency=whole.latency * meetings))
             if marks is not None:
                 marks.append(int(clocks.end().max()))
         if folded and self.positions is not None:

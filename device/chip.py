@@ -132,6 +132,7 @@ class Links:
     cc_streams_per_core: int
     cc_packet_bytes: int
     cc_step_ps: int  # a CC-core's handling of one step of a collective
+    cc_rendezvous: int  # crossings of a route by semaphores beside the data of a send and receive
     collective_start_ps: int  # once per collective
     on_chip_bytes_per_s: int  # between cores of a chip, per physical core and direction
     on_chip_latency_ps: int
