@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
-from trnsim.device.errors import BadInput, DeadlineExceeded
+from trnsim.device.errors import BadFile, BadInput, DeadlineExceeded, Unsupported
 from trnsim.device.units import PS_PER_S, parse_time
 
 PROGRESS_AFTER = 2.0  # seconds of this machine
 WIDE = 160  # columns of a table that no terminal shows
-ONE_LINE = 110  # columns from which the heads fit on one line
 
 _ALONE = "trnsim runs in this process, without hosts, MPI or Slurm"
 _BUFFERS = "buffers and their handshakes are not modelled one by one"
@@ -31,7 +31,9 @@ REFUSED = {
          "--slurm-use-head-node-neuron-bench", "--data-collector-port", "--data-collector-host"],
         f"{_ALONE}; use -N for the number of nodes",
     ),
-    **dict.fromkeys(["--unique-buff", "--shared-output-buff", "--coalesced-cc-size-ratio"], _BUFFERS),
+    **dict.fromkeys(
+        ["--unique-buff", "--shared-output-buff", "--coalesced-cc-size-ratio"], _BUFFERS
+    ),
     **dict.fromkeys(["--sb2sb", "--input-shape", "--output-shape", "--cc-dim"], _SBUF),
     "--vcpu-pin-mode": _PINNED,
     "--debug": "there are no logs of neuron-bench; --json has everything that is known",
@@ -56,7 +58,7 @@ def _readable(args: Sequence[str]) -> Iterator[str]:
         word = words.pop(0)
         name = word.partition("=")[0]
         if name in REFUSED:
-            raise BadInput("option", name, f"not here: {REFUSED[name]}")
+            raise Unsupported(f"{name} of nccom-test has no meaning here: {REFUSED[name]}")
         yield word
         if word in ("-c", "--check"):
             given = words and words[0] in ("random", "all_ones")
@@ -70,64 +72,201 @@ def _readable(args: Sequence[str]) -> Iterator[str]:
 
 @click.command(cls=NccomCommand)
 @click.argument("operation")
-@click.option("-r", "--nworkers", "ranks", type=int, default=None, metavar="N",
-              help="Ranks, the same number on every node.  [default: all logical cores]")
-@click.option("-N", "--nnodes", "nodes", type=int, default=1, show_default=True,
-              help="Instances, over EFA.")
+@click.option(
+    "-r",
+    "--nworkers",
+    "ranks",
+    type=int,
+    default=None,
+    metavar="N",
+    help="Ranks, the same number on every node.  [default: all logical cores]",
+)
+@click.option(
+    "-N", "--nnodes", "nodes", type=int, default=1, show_default=True, help="Instances, over EFA."
+)
 @click.option("-b", "--minbytes", default=None, metavar="SIZE", help="First size.  [default: 32M]")
-@click.option("-e", "--maxbytes", default=None, metavar="SIZE", help="Last size.  [default: 32M, or -b]")
-@click.option("-i", "--stepbytes", default=None, metavar="SIZE",
-              help="Step between sizes.  [default: (max - min) / 10]")
-@click.option("-f", "--stepfactor", type=int, default=None, metavar="N", help="Factor between sizes.")
-@click.option("-d", "--datatype", default="uint8", show_default=True,
-              help="uint8 int8 fp8 uint16 int16 fp16 bf16 uint32 int32 fp32.")
-@click.option("-n", "--iters", type=int, default=20, show_default=True,
-              help="Iterations. Only jitter makes them differ: without, one is computed.")
-@click.option("-w", "--warmup_iters", type=int, default=5, show_default=True,
-              help="Accepted: modelled time needs no warm-up.")
+@click.option(
+    "-e", "--maxbytes", default=None, metavar="SIZE", help="Last size.  [default: 32M, or -b]"
+)
+@click.option(
+    "-i",
+    "--stepbytes",
+    default=None,
+    metavar="SIZE",
+    help="Step between sizes.  [default: (max - min) / 10]",
+)
+@click.option(
+    "-f", "--stepfactor", type=int, default=None, metavar="N", help="Factor between sizes."
+)
+@click.option(
+    "-d",
+    "--datatype",
+    default="uint8",
+    show_default=True,
+    help="uint8 int8 fp8 uint16 int16 fp16 bf16 uint32 int32 fp32.",
+)
+@click.option(
+    "-n",
+    "--iters",
+    type=int,
+    default=20,
+    show_default=True,
+    help="Iterations. Only jitter makes them differ: without, one is computed.",
+)
+@click.option(
+    "-w",
+    "--warmup_iters",
+    type=int,
+    default=5,
+    show_default=True,
+    help="Accepted: modelled time needs no warm-up.",
+)
 @click.option("-I", "--neff_iters", type=int, default=None, help="Accepted: no NEFF is run.")
 @click.option("-W", "--neff_warmup_iters", type=int, default=None, help="Accepted: no NEFF is run.")
-@click.option("-t", "--stats", default="avg", show_default=True,
-              help="avg and percentiles (p50 p99) of the time over the iterations.")
-@click.option("-c", "--check", default=None, metavar="[random|all_ones]",
-              help="Move real data through the schedule and compare with numpy.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of --check and --jitter.")
-@click.option("--custom-replica-groups", "--custom-replica-group", "groups", default=None,
-              type=click.Path(path_type=Path), help='JSON: {"replica_groups": [[[0, 1], [2, 3]]]}.')
-@click.option("--data-parallel-dimension", "apart", type=int, default=None, metavar="N",
-              help="Many groups of N ranks, as far apart as they can be (one per node).")
-@click.option("--custom-src-target-pairs", "pairs", default=None, type=click.Path(path_type=Path),
-              help='JSON for permute: {"src_target_pairs": [[[0, 1], [1, 0]]]}.')
-@click.option("--variable-size-op-metadata", "--alltoallv-metadata", "shares", default=None,
-              type=click.Path(path_type=Path), help="JSON: counts of the uneven operations.")
-@click.option("--streams-json", "streams", default=None, type=click.Path(path_type=Path),
-              help="JSON: one operation per stream, all at once.")
+@click.option(
+    "-t",
+    "--stats",
+    default="avg",
+    show_default=True,
+    help="avg and percentiles (p50 p99) of the time over the iterations.",
+)
+@click.option(
+    "-c",
+    "--check",
+    default=None,
+    metavar="[random|all_ones]",
+    help="Move real data through the schedule and compare with numpy.",
+)
+@click.option("--seed", type=int, default=None, help="Of --check and --jitter.  [default: 0]")
+@click.option(
+    "--custom-replica-groups",
+    "--custom-replica-group",
+    "groups",
+    default=None,
+    type=click.Path(path_type=Path),
+    help='JSON: {"replica_groups": [[[0, 1], [2, 3]]]}.',
+)
+@click.option(
+    "--data-parallel-dimension",
+    "apart",
+    type=int,
+    default=None,
+    metavar="N",
+    help="Many groups of N ranks, as far apart as they can be (one per node).",
+)
+@click.option(
+    "--custom-src-target-pairs",
+    "pairs",
+    default=None,
+    type=click.Path(path_type=Path),
+    help='JSON for permute: {"src_target_pairs": [[[0, 1], [1, 0]]]}.',
+)
+@click.option(
+    "--variable-size-op-metadata",
+    "--alltoallv-metadata",
+    "shares",
+    default=None,
+    type=click.Path(path_type=Path),
+    help="JSON: counts of the uneven operations.",
+)
+@click.option(
+    "--streams-json",
+    "streams",
+    default=None,
+    type=click.Path(path_type=Path),
+    help="JSON: one operation per stream, all at once.",
+)
 @click.option("--show-algorithm", is_flag=True, help="Accepted: the algorithm is always shown.")
 @click.option("--show-input-output-size", "sizes", is_flag=True, help="Bytes in and out per rank.")
-@click.option("--report-to-json-file", "report", default=None, type=click.Path(path_type=Path),
-              help="Also write the results in nccom-test's keys.")
+@click.option(
+    "--report-to-json-file",
+    "report",
+    default=None,
+    type=click.Path(path_type=Path),
+    help="Also write the results in nccom-test's keys.",
+)
 @click.option("--non-interactive", is_flag=True, help="No progress bar.")
-@click.option("--algorithm", default="policy", show_default=True,
-              help="policy (the vendor's), best (the cheapest), or a name.")
-@click.option("--msccl", default=None, type=click.Path(path_type=Path), metavar="FILE",
-              help="An algorithm as MSCCL XML.")
-@click.option("--reduction", default="add", show_default=True,
-              help="add, multiply, minimum, maximum, and, or.")
-@click.option("--root", type=int, default=0, show_default=True,
-              help="Of broadcast, reduce, gather, scatter: position in the group.")
+@click.option(
+    "--algorithm",
+    default="policy",
+    show_default=True,
+    help="policy (the vendor's), best (the cheapest), or a name.",
+)
+@click.option(
+    "--msccl",
+    default=None,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="An algorithm as MSCCL XML.",
+)
+@click.option(
+    "--reduction", default=None, help="add, multiply, minimum, maximum, and, or.  [default: add]"
+)
+@click.option(
+    "--root",
+    type=int,
+    default=None,
+    metavar="N",
+    help="Of broadcast, reduce, gather, scatter: position in the group.  [default: 0]",
+)
 @click.option("--instance", default="trn2.48xlarge", show_default=True, help="Kind of instance.")
-@click.option("--lnc", type=int, default=None, envvar="NEURON_LOGICAL_NC_CONFIG", show_envvar=True,
-              help="Physical cores per logical core.")
-@click.option("--overlay", default=None, type=click.Path(path_type=Path), metavar="FILE",
-              help="Numbers over the chip's, as `trnsim calibrate` writes them.")
-@click.option("--fabric", "fabric_file", default=None, type=click.Path(path_type=Path),
-              metavar="FILE", help="A fabric of your own, instead of --instance.")
-@click.option("--delay", "delays", multiple=True, metavar="RANK=TIME",
-              help="This rank comes late (3=1ms); may be repeated.")
-@click.option("--jitter", default=None, metavar="TIME",
-              help="Each rank comes late by up to this, drawn anew for each of -n iterations.")
-@click.option("--deadline", default="600s", show_default=True, metavar="TIME",
-              help="Give up after this much time of this machine.")
+@click.option(
+    "--lnc",
+    type=int,
+    default=None,
+    envvar="NEURON_LOGICAL_NC_CONFIG",
+    show_envvar=True,
+    help="Physical cores per logical core.",
+)
+@click.option(
+    "--overlay",
+    default=None,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Numbers over the chip's, as `trnsim calibrate` writes them.",
+)
+@click.option(
+    "--fabric",
+    "fabric_file",
+    default=None,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A fabric of your own, instead of --instance.",
+)
+@click.option(
+    "--fail",
+    "failed",
+    multiple=True,
+    metavar="LINK|NODE",
+    help="chip0<->chip1 (both ways), chip0->chip1 or chip5 has failed; repeatable.",
+)
+@click.option(
+    "--degrade",
+    "degraded",
+    multiple=True,
+    metavar="LINK=RATE",
+    help="chip0->chip1=10GB/s, or rank 3=50GB/s for its DMA; repeatable.",
+)
+@click.option(
+    "--delay",
+    "delays",
+    multiple=True,
+    metavar="RANK=TIME",
+    help="Ranks that come late (3=1ms, 8-15=5us); repeatable.",
+)
+@click.option(
+    "--jitter",
+    default=None,
+    metavar="TIME",
+    help="Each rank comes late by up to this, drawn anew for each of -n iterations.",
+)
+@click.option(
+    "--deadline",
+    default="600s",
+    show_default=True,
+    metavar="TIME",
+    help="Give up after this much time of this machine.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")  # fmt: skip
 def collective(operation: str, as_json: bool, deadline: str, non_interactive: bool,
                report: Path | None, **asked: Any) -> None:  # fmt: skip
@@ -147,6 +286,8 @@ def collective(operation: str, as_json: bool, deadline: str, non_interactive: bo
     from .collective_command import CollectiveRun
     from .report.nccom_json import write_json
 
+    if report is not None and not report.absolute().parent.is_dir():
+        raise BadFile(f"{report}: its folder does not exist")
     with within(deadline):
         run = CollectiveRun.of(operation, **asked)
         with progress(run.count, "sizes", quiet=non_interactive or as_json) as advance:
@@ -158,8 +299,7 @@ def collective(operation: str, as_json: bool, deadline: str, non_interactive: bo
         click.echo(json.dumps(document, indent=4))
         return
     console = _console()
-    for part in run.views(wide=console.width >= ONE_LINE):
-        console.print(part, soft_wrap=False, highlight=False, markup=False)
+    _show(console, run.views(console.width))
     if report is not None:
         console.print(f"results in {report}", highlight=False)
 
@@ -183,7 +323,8 @@ def compare(real: Path, simulated: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(comparing.document(found), indent=4))
     else:
-        _console().print(comparison_view(found), highlight=False, markup=False)
+        console = _console()
+        _show(console, comparison_view(found, width=console.width))
 
 
 def _console() -> Console:
@@ -192,6 +333,17 @@ def _console() -> Console:
     if not console.is_terminal and "COLUMNS" not in console._environ:
         return Console(width=WIDE)
     return console
+
+
+def _show(console: Console, parts: Sequence[RenderableType]) -> None:
+    """Text is wrapped, a table too wide for the terminal is not: its numbers stay whole."""
+    from .report.collective_tables import natural_width
+
+    for part in parts:
+        where = console
+        if isinstance(part, Table) and (width := natural_width(part)) > console.width:
+            where = Console(width=width)
+        where.print(part, highlight=False, markup=False)
 
 
 @contextmanager
@@ -205,7 +357,9 @@ def within(deadline: str) -> Iterator[None]:
         return
 
     def stop(*_: object) -> None:
-        raise DeadlineExceeded(f"not done after --deadline {deadline}; ask for less, or wait longer")
+        raise DeadlineExceeded(
+            f"not done after --deadline {deadline}: ask for less, or wait longer"
+        )
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -221,8 +375,13 @@ def progress(total: int, what: str, *, quiet: bool = False):
     """A function to call after each of `total` steps; a bar shows once they take over 2 seconds."""
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet)
-    task = bar.add_task(what, total=total)
-    timer = threading.Timer(PROGRESS_AFTER, bar.start)
+    task, shown = bar.add_task(what, total=total), []
+
+    def show() -> None:
+        shown.append(True)
+        bar.start()
+
+    timer = threading.Timer(PROGRESS_AFTER, show)
     timer.daemon = True
     timer.start()
     try:
@@ -230,4 +389,5 @@ def progress(total: int, what: str, *, quiet: bool = False):
     finally:
         timer.cancel()
         timer.join()
-        bar.stop()
+        if shown:
+            bar.stop()

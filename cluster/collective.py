@@ -6,7 +6,7 @@ row = Bench(site, groups).measure(Collective("all_reduce", 64, 2**20, "f32", "ad
 row.time_ps, row.busbw, row.bound, row.limited_by, row.reason
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,17 +14,25 @@ from pathlib import Path
 import numpy as np
 
 from trnsim.collectives import choose
+from trnsim.collectives.costs import Overheads
 from trnsim.collectives.fabric import Fabric
-from trnsim.collectives.price import Overheads, Priced, Pricer
+from trnsim.collectives.inflight import Call
+from trnsim.collectives.members import members
+from trnsim.collectives.price import Priced, Pricer
 from trnsim.collectives.schedule import Collective
 from trnsim.device.chip import Chip
 from trnsim.device.errors import BadInput
 
+from . import cheapest
 from .communicator import listed
-from .instances import fabric, load_instance
+from .conditions import Start
+from .instances import fabric, load_instance, overheads
 from .lnc import check_lnc
 from .mesh import Mesh
 from .placement import place
+
+FLAT_RING = ("trn1",)
+"""Chips whose large messages go round one ring over all nodes (internode-collective-comm.rst)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +46,8 @@ class Site:
     lnc: int | None = None
     instance: str | None = None
     chip: Chip | None = None
+    notes: tuple[str, ...] = ()
+    policy: choose.Policy = choose.PUBLISHED
 
     def job(self, ranks: int | None = None) -> np.ndarray:
         """int64[ranks]: the fabric's rank of each rank of the job, the same number on every node.
@@ -52,11 +62,19 @@ class Site:
         if ranks % self.nodes:
             near = max(1, ranks // self.nodes) * self.nodes
             raise BadInput("-r", ranks, f"a multiple of the {self.nodes} nodes", near)
-        if self.instance is not None:
-            shape = Mesh((("ranks", ranks),))
-            place(load_instance(self.instance), shape, nodes=self.nodes, lnc=self.lnc)
+        self._check_runtime(ranks)
         each, per_node = ranks // self.nodes, available // self.nodes
         return (np.arange(self.nodes)[:, None] * per_node + np.arange(each)).reshape(-1)
+
+    def _check_runtime(self, ranks: int) -> None:
+        if self.instance is None:
+            return
+        instance, shape = load_instance(self.instance), Mesh((("ranks", ranks),))
+        try:
+            place(instance, shape, nodes=self.nodes, lnc=self.lnc)
+        except BadInput as error:
+            allowed = str(error).partition("allowed: ")[2]
+            raise BadInput("-r", ranks, allowed) from None
 
     @property
     def leaned_on(self) -> dict[str, str]:
@@ -100,17 +118,26 @@ def instance_site(
     return Site(
         title=f"{many} at LNC={lnc}",
         fabric=fabric(instance, nodes, lnc),
-        overheads=overheads_of(instance.chip),
+        overheads=overheads(instance, nodes, lnc),
         nodes=nodes,
         lnc=lnc,
         instance=instance.name,
         chip=instance.chip,
+        policy=choose.Policy(flat_ring=instance.chip.name in FLAT_RING),
     )
 
 
-def overheads_of(chip: Chip) -> Overheads:
-    """Start and step costs of the chip's CC-cores. Ranks handshake before data moves."""
-    return Overheads(start_ps=chip.collective_start_ps, step_ps=chip.cc_step_ps)
+def file_site(path: str | Path) -> tuple[Site, Start]:
+    """The fabric of a file without controllers' overheads, and when its ranks start.
+
+    Raises BadFile and BadInput as `read_fabric` does, and BadInput for a fabric without ranks.
+    """
+    from .fabric_file import read_fabric
+
+    found = read_fabric(path)
+    if not found.fabric.ranks:
+        raise BadInput(str(path), "no ranks", "a fabric with ranks on its chips")
+    return Site(title=found.title, fabric=found.fabric, notes=found.notes), found.start
 
 
 def group_table(job: np.ndarray, groups: Sequence[Sequence[int]] | None) -> np.ndarray:
@@ -138,41 +165,11 @@ def apart(ranks: int, size: int) -> list[list[int]]:
 
 
 @dataclass(frozen=True)
-class Arrivals:
-    """When ranks call the collective: fixed delays by job rank, and jitter up to `jitter_ps`.
-
-    Jitter is uniform in whole picoseconds, drawn anew for each of the `iterations`.
-    """
-
-    delays: Mapping[int, int] = field(default_factory=dict)
-    jitter_ps: int = 0
-    seed: int = 0
-    iterations: int = 1
-
-    @property
-    def together(self) -> bool:
-        """Whether all ranks come at once."""
-        return not self.jitter_ps and not any(self.delays.values())
-
-    def draw(self, job: np.ndarray, groups: np.ndarray) -> list[np.ndarray]:
-        """int64[G, n] ps of every iteration; without jitter they are all alike, so one."""
-        ps = dict.fromkeys(job.tolist(), 0)
-        ps |= {int(job[rank]): late for rank, late in self.delays.items()}
-        fixed = np.array([ps[rank] for rank in groups.reshape(-1).tolist()], np.int64)
-        fixed = fixed.reshape(groups.shape)
-        if not self.jitter_ps:
-            return [fixed]
-        random = np.random.default_rng(self.seed)
-        draws = range(self.iterations)
-        return [fixed + random.integers(0, self.jitter_ps + 1, groups.shape) for _ in draws]
-
-
-@dataclass(frozen=True)
 class Row:
     """One size. Times in ps, bandwidths in bytes/s (GB/s is 1e9), sizes in bytes per rank.
 
-    times: from the first arrival to the last end, per iteration; after_ps: from the last arrival.
-    late: the job rank that came last, None if all came together.
+    times: from the first arrival to the last end, per iteration; after_ps: from the last arrival,
+    the longest. late: the job rank that came last, None if all came together or it varies.
     """
 
     nbytes: int
@@ -189,6 +186,7 @@ class Row:
     output_bytes: int
     late: int | None = None
     checked: str | None = None
+    alone_ps: int | None = None
 
     @property
     def time_ps(self) -> float:
@@ -214,14 +212,17 @@ class Row:
 class Bench:
     """Prices collectives in groups (int64[G, n] fabric ranks) of a site.
 
-    algorithm: `policy`, `best` or a name. Schedules and routes are kept from size to size.
+    algorithm: `policy`, `best` or a name. job: the fabric ranks that `start` numbers, default those
+    of all groups; with jitter, each of the `iterations` is drawn anew. Schedules and routes are
+    kept from size to size.
     """
 
     site: Site
     groups: np.ndarray
     algorithm: str = "policy"
     job: np.ndarray | None = None
-    arrivals: Arrivals = field(default_factory=Arrivals)
+    start: Start = field(default_factory=Start)
+    iterations: int = 1
 
     @cached_property
     def _pricers(self) -> dict[int, Pricer]:
@@ -232,32 +233,59 @@ class Bench:
         return np.sort(self.groups.reshape(-1)) if self.job is None else self.job
 
     @cached_property
-    def _draws(self) -> list[np.ndarray]:
-        return self.arrivals.draw(self._ranks, self.groups)
+    def arrivals(self) -> list[np.ndarray]:
+        """int64[G, n] ps of every iteration; without jitter they are all alike, so one."""
+        place = np.zeros(self.site.fabric.ranks, np.int64)
+        place[self._ranks] = np.arange(len(self._ranks))
+        many = self.iterations if self.start.jitter_ps else 1
+        late = (self.start.arrivals(len(self._ranks), iteration) for iteration in range(many))
+        return [each[place[self.groups]] for each in late]
 
     def plan(self, collective: Collective) -> choose.Plan:
         """The schedule of all groups, and the reason for it."""
-        return choose.plan(collective, self.groups, self.site.fabric, self.algorithm)
 
-    def price(self, collective: Collective, plan: choose.Plan, arrivals: np.ndarray) -> Priced:
-        """The price of a plan."""
+        def price(plan: choose.Plan) -> int:
+            call = self.call(collective, plan, self.arrivals[0])
+            options = {"arrivals": call.arrivals, "overheads": call.overheads}
+            return call.pricer.price(collective, **options).duration_ps
+
+        site = self.site
+        return cheapest.plan(
+            collective, self.groups, site.fabric, self.algorithm, price, site.policy
+        )
+
+    def call(self, collective: Collective, plan: choose.Plan, arrivals: np.ndarray) -> Call:
+        """The call of a plan: its groups arrive at int64[G, n] ps."""
         schedule = plan.schedule
         if id(schedule) not in self._pricers:
             self._pricers[id(schedule)] = Pricer(schedule, self.site.fabric, self.groups)
-        overheads = self.site.overheads
-        return self._pricers[id(schedule)].price(collective, arrivals=arrivals, overheads=overheads)
+        return Call(self._pricers[id(schedule)], collective, arrivals, self.site.overheads)
 
     def measure(self, collective: Collective, checked: str | None = None) -> Row:
         """One row. Raises TrnsimError for a rank that cannot be reached."""
         plan = self.plan(collective)
-        prices = [(a, self.price(collective, plan, a)) for a in self._draws]
-        times = tuple(int((p.end.max(axis=1) - a.min(axis=1)).max()) for a, p in prices)
+        prices = []
+        for arrivals in self.arrivals:
+            call = self.call(collective, plan, arrivals)
+            priced = call.pricer.price(collective, arrivals=arrivals, overheads=self.site.overheads)
+            prices.append((arrivals, priced))
+        return self.row(collective, plan, prices, checked)
+
+    def row(
+        self,
+        collective: Collective,
+        plan: choose.Plan,
+        prices: Sequence[tuple[np.ndarray, Priced]],
+        checked: str | None = None,
+        alone_ps: int | None = None,
+    ) -> Row:
+        """The row of a collective that has been priced: (arrivals, price) of every iteration."""
         last = prices[-1][1]
         return Row(
             nbytes=collective.nbytes,
             count=collective.nbytes // collective.itemsize,
-            times=times,
-            after_ps=last.duration_ps,
+            times=tuple(int((p.end.max(axis=1) - a.min(axis=1)).max()) for a, p in prices),
+            after_ps=max(int((p.end.max(axis=1) - a.max(axis=1)).max()) for a, p in prices),
             bus_factor=collective.bus_factor,
             bound=last.bound_busbw,
             limited_by=last.limited_by,
@@ -266,9 +294,15 @@ class Bench:
             rounds=plan.schedule.rounds,
             input_bytes=_largest(collective, collective.input_count),
             output_bytes=_largest(collective, collective.output_count),
-            late=None if self.arrivals.together else self._late(last),
+            late=self._late(last) if self._apart else None,
             checked=checked,
+            alone_ps=alone_ps,
         )
+
+    @property
+    def _apart(self) -> bool:
+        """Whether the same ranks come late each time."""
+        return len(self.arrivals) == 1 and bool(np.ptp(self.arrivals[0]))
 
     def _late(self, priced: Priced) -> int:
         """The job rank that came last in the slowest group."""
@@ -284,10 +318,12 @@ def _largest(collective: Collective, count) -> int:
     return max(count(rank) for rank in some) * collective.itemsize
 
 
-def describe_groups(groups: np.ndarray, job: np.ndarray, most: int = 4) -> str:
-    """`1 group of N=64: ranks 0-63`, in ranks of the job."""
+def describe_groups(fabric: Fabric, groups: np.ndarray, job: np.ndarray, most: int = 4) -> str:
+    """`1 group of N=16: ranks 0-15; on 4 chips (...)`, in ranks of the job."""
     place = {rank: i for i, rank in enumerate(job.tolist())}
     shown = [listed([place[rank] for rank in row]) for row in groups[:most].tolist()]
     shown += ["..."] if len(groups) > most else []
-    many = "group" if len(groups) == 1 else "groups"
-    return f"{len(groups)} {many} of N={groups.shape[1]}: ranks {' | '.join(shown)}"
+    many, first = ("group", "") if len(groups) == 1 else ("groups", "the first ")
+    where = members(fabric, groups[0]).where
+    ranks = " | ".join(shown)
+    return f"{len(groups)} {many} of N={groups.shape[1]}: ranks {ranks}; {first}on {where}"

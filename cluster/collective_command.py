@@ -17,18 +17,20 @@ from trnsim.device.units import format_time, parse_time
 
 from . import nccom, nccom_files
 from .collective import (
-    Arrivals,
     Bench,
     Row,
     Site,
     apart,
     describe_groups,
+    file_site,
     group_table,
     instance_site,
 )
 from .collective_check import MODES, check
+from .conditions import Start, parse_degraded, parse_delay, with_failures, with_rates
 from .report import nccom_json
 from .report.collective_tables import collective_view
+from .streams import Lane, check_streams, measure_together
 
 _PERCENTILE = re.compile(r"avg|p(100|[1-9]?[0-9])")
 
@@ -69,7 +71,7 @@ class CollectiveRun:
     job: np.ndarray
     streams: tuple[Stream, ...]
     algorithm: str
-    arrivals: Arrivals
+    start: Start
     stats: tuple[str, ...]
     show_sizes: bool
     check_mode: str | None
@@ -86,14 +88,17 @@ class CollectiveRun:
             value = asked["iters" if name == "-n" else "warmup_iters"]
             if value < least:
                 raise BadInput(name, value, f"{least} or more")
-        site = _site(asked)
-        job = site.job(asked["ranks"])
+        site, start = _site(asked)
+        job, start = site.job(asked["ranks"]), _start(asked, start)
+        start.arrivals(len(job))
+        streams = tuple(_streams(operation, asked, job))
+        check_streams(site, [stream.ops_per_iter for stream in streams])
         return cls(
             site=site,
             job=job,
-            streams=tuple(_streams(operation, asked, job)),
+            streams=streams,
             algorithm=asked["algorithm"],
-            arrivals=_arrivals(asked, len(job)),
+            start=start,
             stats=stats,
             show_sizes=asked["sizes"],
             check_mode=asked["check"],
@@ -102,24 +107,39 @@ class CollectiveRun:
 
     @property
     def count(self) -> int:
-        """Rows to measure."""
-        return sum(len(stream.nbytes) for stream in self.streams)
+        """Steps of the sweep: all streams run until the longest of them has had all its sizes."""
+        return max(len(stream.nbytes) for stream in self.streams)
 
     def measure(self, advance: Callable[[], object] = lambda: None) -> None:
-        """All rows; calls `advance` after each."""
+        """All rows; calls `advance` after each step."""
+        benches = [self._bench(stream) for stream in self.streams]
         self.rows = [[] for _ in self.streams]
-        for stream, rows in zip(self.streams, self.rows, strict=True):
-            bench = Bench(self.site, stream.groups, self.algorithm, self.job, self.arrivals)
-            for nbytes in stream.nbytes:
-                rows.append(self._row(bench, stream.collective(nbytes)))
-                advance()
+        for step in range(self.count):
+            for rows, row in zip(self.rows, self._step(benches, step), strict=True):
+                rows.append(row)
+            advance()
 
-    def _row(self, bench: Bench, collective: Collective) -> Row:
+    def _bench(self, stream: Stream) -> Bench:
+        iterations = self.asked_iterations[0]
+        site, job, start = self.site, self.job, self.start
+        return Bench(site, stream.groups, self.algorithm, job, start, iterations)
+
+    def _step(self, benches: Sequence[Bench], step: int) -> list[Row]:
+        """A row of each stream; one that has no more sizes repeats its last."""
+        sizes = [stream.nbytes[min(step, len(stream.nbytes) - 1)] for stream in self.streams]
+        wanted = [s.collective(nbytes) for s, nbytes in zip(self.streams, sizes, strict=True)]
+        checks = [self._check(b, c) for b, c in zip(benches, wanted, strict=True)]
+        if len(benches) == 1 and self.streams[0].ops_per_iter == 1:
+            return [benches[0].measure(wanted[0], checks[0])]
+        ops = [stream.ops_per_iter for stream in self.streams]
+        lanes = [Lane(*each) for each in zip(benches, wanted, ops, checks, strict=True)]
+        return measure_together(lanes)
+
+    def _check(self, bench: Bench, collective: Collective) -> str | None:
         if self.check_mode is None:
-            return bench.measure(collective)
+            return None
         schedule = bench.plan(collective).schedule
-        done = check(collective, schedule, self.check_mode, self.arrivals.seed)
-        return bench.measure(collective, str(done))
+        return str(check(collective, schedule, self.check_mode, self.start.seed))
 
     def document(self) -> dict[str, Any]:
         """The results in nccom-test's keys."""
@@ -141,20 +161,20 @@ class CollectiveRun:
                 "groups": [[place[rank] for rank in row] for row in stream.groups.tolist()],
                 "bus_factor": rows[0].bus_factor,
                 "algorithm": self.algorithm,
-                "seed": self.arrivals.seed,
+                "seed": self.start.seed,
                 "units": "GB/s is 1e9 bytes per second; us are modelled (virtual) microseconds",
                 "leans_on": dict(self.site.leaned_on),
             },
         }
 
-    def views(self, wide: bool = True) -> list[RenderableType]:
-        """What the terminal shows; `wide` has nccom-test's heads on one line."""
+    def views(self, width: int = 80) -> list[RenderableType]:
+        """What a terminal of this width shows."""
         parts: list[RenderableType] = []
         for number, (stream, rows) in enumerate(zip(self.streams, self.rows, strict=True)):
             parts.append(Text(self._title(number, stream)))
-            parts.append(Text(describe_groups(stream.groups, self.job)))
-            table = collective_view(rows, stream.dtype, self.stats, sizes=self.show_sizes, wide=wide)
-            parts.append(table)
+            parts.append(Text(describe_groups(self.site.fabric, stream.groups, self.job)))
+            sizes = self.show_sizes
+            parts += collective_view(rows, stream.dtype, self.stats, sizes=sizes, width=width)
         return [*parts, *map(Text, self._notes())]
 
     def _title(self, number: int, stream: Stream) -> str:
@@ -165,29 +185,34 @@ class CollectiveRun:
     def _notes(self) -> list[str]:
         notes = ["GB/s is 1e9 bytes/s; times are modelled (virtual) time"]
         written = {size.text: size.note for s in self.streams for size in s.sizes if size.note}
-        notes += [f"sizes: {'; '.join(written.values())}"] if written else []
+        if written:
+            notes.append(
+                f"sizes are binary, as nccom-test reads them: {', '.join(written.values())}"
+            )
         if any(len(s.pairs) and s.op.name == "sendrecv" for s in self.streams):
             notes.append("sendrecv: each rank sends to the next one of its group, the last to 0")
-        notes += self._arrival_notes()
+        notes += [*self.site.notes, *self._start_notes()]
         leaned: dict[str, list[str]] = {}
         for key, status in self.site.leaned_on.items():
             leaned.setdefault(status, []).append(key)
-        notes += [f"leans on {status} numbers: {', '.join(keys)}" for status, keys in leaned.items()]
+        notes += [
+            f"leans on {status} numbers: {', '.join(keys)}" for status, keys in leaned.items()
+        ]
         return notes
 
-    def _arrival_notes(self) -> list[str]:
+    def _start_notes(self) -> list[str]:
         iterations, warmup = self.asked_iterations
-        if self.arrivals.jitter_ps:
-            up_to, seed = format_time(self.arrivals.jitter_ps), self.arrivals.seed
+        if self.start.jitter_ps:
+            up_to, seed = format_time(self.start.jitter_ps), self.start.seed
             return [
                 f"jitter up to {up_to}, seed {seed}, {iterations} iterations; "
                 "time is from the first arrival to the last end"
             ]
-        if not self.arrivals.together:
-            rows = [row for rows in self.rows for row in rows if row.late is not None]
-            late = self.arrivals.delays.get(rows[0].late or 0, 0) if rows else 0
+        late = [row for rows in self.rows for row in rows if row.late is not None]
+        if late:
+            after = format_time(self.start.arrivals(len(self.job)).max())
             return [
-                f"rank {rows[0].late} comes last, {format_time(late)} late; "
+                f"rank {late[0].late} comes last, {after} late; "
                 "time is from the first arrival to the last end"
             ]
         if (iterations, warmup) != (20, 5):
@@ -195,12 +220,27 @@ class CollectiveRun:
         return []
 
 
-def _site(asked: Mapping[str, Any]) -> Site:
+def _site(asked: Mapping[str, Any]) -> tuple[Site, Start]:
+    """Where, with what has failed; and when ranks start, if a file says so."""
     if asked["fabric_file"] is not None:
-        raise BadInput("--fabric", asked["fabric_file"], "not built yet")
-    return instance_site(
-        asked["instance"], nodes=asked["nodes"], lnc=asked["lnc"], overlay=asked["overlay"]
-    )
+        for name, default in (("lnc", None), ("overlay", None), ("nodes", 1)):
+            if asked[name] != default:
+                raise BadInput(f"--{name}", asked[name], "not with --fabric, which says it all")
+        site, start = file_site(asked["fabric_file"])
+    else:
+        options = {key: asked[key] for key in ("nodes", "lnc", "overlay")}
+        site, start = instance_site(asked["instance"], **options), Start()
+    fabric = with_rates(site.fabric, dict(map(parse_degraded, asked["degraded"])))
+    return replace(site, fabric=with_failures(fabric, asked["failed"])), start
+
+
+def _start(asked: Mapping[str, Any], given: Start) -> Start:
+    """The file's, with what the options say instead."""
+    delays = tuple(map(parse_delay, asked["delays"])) or given.delays
+    jitter, seed = given.jitter_ps, given.seed if asked["seed"] is None else asked["seed"]
+    if asked["jitter"] is not None:
+        jitter = parse_time(asked["jitter"], "--jitter")
+    return Start(delays, jitter, seed)
 
 
 def _streams(operation: str, asked: Mapping[str, Any], job: np.ndarray) -> list[Stream]:
@@ -235,18 +275,31 @@ def _stream(wanted: Mapping[str, Any], asked: Mapping[str, Any], job: np.ndarray
     sizes, nbytes = _sizes(op, wanted)
     groups = _groups(wanted["custom_replica_groups"], asked["apart"], job)
     n = groups.shape[1]
-    if op.rooted and not 0 <= asked["root"] < n:
-        raise BadInput("--root", asked["root"], f"0 to {n - 1}, a position in the group")
+    root, reduction = _root(op, asked["root"], n), _reduction(op, asked["reduction"])
     stream = Stream(
         op, dtype, sizes, nbytes, groups,
         pairs=_pairs(op, wanted["custom_src_target_pairs"], n),
         shares=_shares(op, wanted["variable_size_op_metadata"], n),
-        reduction=asked["reduction"],
-        root=asked["root"],
+        reduction=reduction,
+        root=root,
         ops_per_iter=_positive("ops_per_iter", wanted.get("ops_per_iter", 1)),
     )  # fmt: skip
     stream.collective(stream.nbytes[0])  # refuses what does not go together
     return stream
+
+
+def _root(op: nccom.Operation, root: int | None, n: int) -> int:
+    if root is not None and not op.rooted:
+        raise BadInput("--root", root, f"none for {op.name}, which has no root")
+    if root is not None and not 0 <= root < n:
+        raise BadInput("--root", root, f"0 to {n - 1}, a position in the group")
+    return root or 0
+
+
+def _reduction(op: nccom.Operation, name: str | None) -> str:
+    if name is not None and not op.reducing:
+        raise BadInput("--reduction", name, f"none for {op.name}, which reduces nothing")
+    return nccom.REDUCTIONS.get(name or "add", name or "add")
 
 
 def _sizes(
@@ -257,7 +310,11 @@ def _sizes(
         return (), (0,)
     low = nccom.size(wanted["minbytes"] or nccom.DEFAULT_SIZE, "-b")
     high = nccom.size(wanted["maxbytes"], "-e") if wanted["maxbytes"] else None
-    end = max(low.nbytes, nccom.size(nccom.DEFAULT_SIZE, "-e").nbytes) if high is None else high.nbytes
+    end = (
+        max(low.nbytes, nccom.size(nccom.DEFAULT_SIZE, "-e").nbytes)
+        if high is None
+        else high.nbytes
+    )
     step = nccom.size(wanted["stepbytes"], "-i") if wanted["stepbytes"] else None
     factor = wanted["stepfactor"]
     if factor is not None and not isinstance(factor, int):
@@ -296,19 +353,6 @@ def _shares(op: nccom.Operation, file: Any, n: int) -> nccom.Shares | None:
         named = ", ".join(o.name for o in nccom.OPERATIONS.values() if o.uneven)
         raise BadInput("--variable-size-op-metadata", file, f"only with {named}, not {op.name}")
     return nccom_files.read_shares(file, op, n)
-
-
-def _arrivals(asked: Mapping[str, Any], ranks: int) -> Arrivals:
-    delays: dict[int, int] = {}
-    for text in asked["delays"]:
-        rank, equals, time = text.partition("=")
-        if not equals or not rank.strip().isdigit():
-            raise BadInput("--delay", text, "RANK=TIME, such as 3=1ms")
-        if int(rank) >= ranks:
-            raise BadInput("--delay", text, f"ranks 0 to {ranks - 1}")
-        delays[int(rank)] = parse_time(time, "--delay")
-    jitter = 0 if asked["jitter"] is None else parse_time(asked["jitter"], "--jitter")
-    return Arrivals(delays, jitter, asked["seed"], asked["iters"])
 
 
 def _stats(text: str) -> tuple[str, ...]:

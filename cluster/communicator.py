@@ -16,12 +16,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from trnsim.collectives import choose
+from trnsim.collectives.costs import Overheads
 from trnsim.collectives.execute import execute
 from trnsim.collectives.fabric import Fabric
-from trnsim.collectives.price import Overheads, Priced, Pricer
+from trnsim.collectives.price import Priced, Pricer
 from trnsim.collectives.schedule import Collective, Schedule
 from trnsim.device.dtypes import dtype_name
 from trnsim.device.errors import BadInput, CollectiveMismatch
+
+from . import cheapest
 
 Arrays = Sequence[np.ndarray]
 
@@ -50,11 +53,17 @@ class Done:
         """int64[n] ps."""
         return self.priced.end[0]
 
-    def __iter__(self) -> Iterator[np.ndarray | None]:
-        return iter(self.values)
+    def __iter__(self) -> Iterator[np.ndarray]:
+        """The values of the ranks that get one."""
+        return (value for value in self.values if value is not None)
 
-    def __getitem__(self, position: int) -> np.ndarray | None:
-        return self.values[position]
+    def __getitem__(self, position: int) -> np.ndarray:
+        """The value of the rank at a position. Raises BadInput for a rank that gets none."""
+        value = self.values[position]
+        if value is None:
+            have = ", ".join(str(p) for p, v in enumerate(self.values) if v is not None)
+            raise BadInput("position", position, f"ranks with a result: {have or 'none'}")
+        return value
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +77,7 @@ class Communicator:
     ranks: tuple[int, ...]
     algorithm: str = "policy"
     overheads: Overheads = field(default_factory=Overheads)
+    policy: choose.Policy = choose.PUBLISHED
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ranks", tuple(int(rank) for rank in self.ranks))
@@ -96,7 +106,7 @@ class Communicator:
 
         site = instance_site(instance, nodes=nodes, lnc=lnc)
         chosen = range(site.fabric.ranks) if ranks is None else ranks
-        return cls(site.fabric, tuple(chosen), algorithm, site.overheads)
+        return cls(site.fabric, tuple(chosen), algorithm, site.overheads, site.policy)
 
     @property
     def size(self) -> int:
@@ -273,9 +283,16 @@ class Communicator:
     def _run(self, collective: Collective, inputs: Arrays, delays: "Delays") -> Done:
         arrivals = self._arrivals(delays)
         group = [self.ranks]
-        plan = choose.plan(collective, group, self.fabric, self._algorithm_for(collective.kind))
-        pricer = Pricer(plan.schedule, self.fabric, group)
-        priced = pricer.price(collective, arrivals=arrivals, overheads=self.overheads)
+
+        def price(plan: choose.Plan) -> Priced:
+            pricer = Pricer(plan.schedule, self.fabric, group)
+            return pricer.price(collective, arrivals=arrivals, overheads=self.overheads)
+
+        plan = cheapest.plan(
+            collective, group, self.fabric, self._algorithm_for(collective.kind),
+            lambda plan: price(plan).duration_ps, self.policy,
+        )  # fmt: skip
+        priced = price(plan)
         values: list[np.ndarray | None] = list(execute(collective, plan.schedule, inputs))
         name, reason = plan.choice.algorithm, plan.choice.reason
         return Done(values, collective, plan.schedule, priced, name, reason)

@@ -76,7 +76,8 @@ def compare(first: Results, second: Results) -> Comparison:
             waiting[row.nbytes].remove(match)
             joined.append((row, match))
     if not joined:
-        raise BadInput("results", _sizes(second), f"a size and type of {first.path}: {_sizes(first)}")
+        allowed = f"a size and type of {first.path}: {_sizes(first)}"
+        raise BadInput(f"results of {second.path}", _sizes(second), allowed)
     factor = _factor(first, second)
     pairs = tuple(_pair(a, b, factor) for a, b in joined)
     only = (len(first.rows) - len(pairs), len(second.rows) - len(pairs))
@@ -119,7 +120,9 @@ def _factor(first: Results, second: Results) -> float | None:
 def unit_of(results: Results) -> str:
     """A sentence: what the file's "GB/s" is, found by computing it anew from size and time."""
     if results.simulated:
-        return f"{results.path}: simulated; GB/s is 1e9 bytes per second"
+        about = results.about or {}
+        what = ", ".join(str(about[key]) for key in ("operation", "site") if key in about)
+        return f"{results.path}: simulated, {what}, N={about.get('N', '?')}; GB/s is 1e9"
     printed = [row for row in results.rows if row.algbw and row.time_us]
     if not printed:
         return f"{results.path}: prints no bandwidth; computed from size and time (GB/s is 1e9)"

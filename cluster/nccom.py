@@ -26,7 +26,11 @@ DTYPES = {
     "uint8": "ui8", "int8": "i8", "fp8": "f8E4M3", "uint16": "ui16", "int16": "i16", "fp16": "f16",
     "bf16": "bf16", "uint32": "ui32", "int32": "i32", "fp32": "f32",
 }  # fmt: skip
-_DTYPE_ALIASES = {"fp8e4": "fp8", "fp8 (fp8e4)": "fp8"}
+_DTYPE_ALIASES = {
+    "fp8e4": "fp8", "bfloat16": "bf16", "float16": "fp16", "float32": "fp32",
+    **{stablehlo.lower(): name for name, stablehlo in DTYPES.items()},
+}  # fmt: skip
+REDUCTIONS = {"sum": "add", "prod": "multiply", "min": "minimum", "max": "maximum"}
 
 
 @dataclass(frozen=True)
@@ -103,8 +107,7 @@ class Size:
     def note(self) -> str | None:
         """What to say about a unit that others read as a power of ten."""
         ambiguous = re.search(r"[kmgt]b?$", self.text, re.IGNORECASE)
-        same = f"{self.nbytes} B = {format_bytes(self.nbytes)}"
-        return f"{self.text} is {same} (binary, as nccom-test reads it)" if ambiguous else None
+        return f"{self.text} is {format_bytes(self.nbytes)}" if ambiguous else None
 
 
 def size(text: str, field: str) -> Size:

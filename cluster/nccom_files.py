@@ -30,7 +30,7 @@ def read_json(path: str | Path) -> Any:
 
 
 def read_groups(path: str | Path, ranks: int) -> Groups:
-    """`{"replica_groups": [[[0, 1], [2, 3]]]}` (or without the outermost list) for a job of `ranks`.
+    """`{"replica_groups": [[[0, 1], [2, 3]]]}`, or without the outermost list, for a job.
 
     Raises BadFile for another form, BadInput for a rank outside the job or in two groups.
     """
@@ -224,8 +224,10 @@ def read_results(path: str | Path) -> Results:
     """
     try:
         text = Path(path).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadFile(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    except OSError as error:
+        raise BadFile(f"{path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise BadFile(f"{path}: is neither JSON nor a table: not text") from None
     if text.lstrip()[:1] in ("{", "["):
         return _from_json(path, read_json(path))
     return _from_table(path, text)
@@ -251,20 +253,25 @@ def _row(path: str | Path, number: int, row: Mapping[str, Any]) -> Result:
     missing = [key for key in ("size(B)", time_key) if not _number(row.get(key))]
     if missing:
         raise BadFile(f"{path}: result {number} has no number {missing[0]}")
-    count, algbw, busbw = (row.get(k) for k in ("count(elems)", "algbw(GB/s)", "busbw(GB/s)"))
+    count, algbw, busbw = (_or_none(row, k) for k in ("count(elems)", "algbw(GB/s)", "busbw(GB/s)"))
     return Result(
         nbytes=int(row["size(B)"]),
-        count=int(count) if _number(count) else None,
+        count=None if count is None else int(count),
         dtype=str(row.get("type", "")),
         time_us=float(row[time_key]),
-        algbw=float(algbw) if _number(algbw) else None,
-        busbw=float(busbw) if _number(busbw) else None,
+        algbw=algbw,
+        busbw=busbw,
         algorithm=str(row.get("algorithm", "")),
     )
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+    real = isinstance(value, int | float) and not isinstance(value, bool)
+    return real and 0 <= value < float("inf")
+
+
+def _or_none(row: Mapping[str, Any], key: str) -> float | None:
+    return float(row[key]) if _number(row.get(key)) else None
 
 
 def _from_table(path: str | Path, text: str) -> Results:

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Group, RenderableType
+from rich.console import Console, RenderableType
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -21,25 +22,42 @@ def collective_view(
     stats: Sequence[str] = ("avg",),
     *,
     sizes: bool = False,
-    wide: bool = False,
-) -> RenderableType:
+    width: int = 80,
+) -> list[RenderableType]:
     """The columns of nccom-test, the bound, and below it what holds for which sizes.
 
-    wide: heads on one line, spelled as nccom-test does.
+    Heads are on one line, spelled as nccom-test does, if that fits the width. Numbers are never
+    broken: a table with many columns may be wider than `width`.
     """
     columns = _columns(rows, dtype, stats, sizes)
-    table = _table([title for title, _ in columns], ("type", "algorithm", "check"), wide)
-    for row in rows:
-        table.add_row(*(value(row) for _, value in columns))
-    return Group(table, _average(rows), *_notes(rows))
+    titles = [title for title, _ in columns]
+    cells = [[value(row) for _, value in columns] for row in rows]
+    return [_fitting(titles, cells, width), _average(rows), *_notes(rows)]
 
 
-def _table(titles: Sequence[str], left: Sequence[str], wide: bool) -> Table:
+def natural_width(table: Table) -> int:
+    """Characters that a table needs to break nothing."""
+    console = Console(width=10_000)
+    return Measurement.get(console, console.options, table).maximum
+
+
+def _fitting(titles: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> Table:
+    """With heads on one line if that fits, else on two, and hierarchies too."""
+    heads = [title.replace("\n(", "(").replace("\n_", "_").replace("\n", " ") for title in titles]
+    one_line = _table(heads, cells)
+    if natural_width(one_line) <= width:
+        return one_line
+    folded = [[cell.replace("hierarchical:", "hierarchical:\n") for cell in row] for row in cells]
+    return _table(titles, folded)
+
+
+def _table(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), collapse_padding=True, pad_edge=False)
     for title in titles:
-        shown = title.replace("\n", "") if wide else title
-        justify = "left" if title in left or "algorithm" in title else "right"
-        table.add_column(shown, justify=justify, overflow="fold")
+        left = title in ("type", "check") or "algorithm" in title
+        table.add_column(title, justify="left" if left else "right", no_wrap=True)
+    for row in cells:
+        table.add_row(*row)
     return table
 
 
@@ -57,9 +75,11 @@ def _columns(
         ]
     columns.append(("type", lambda row: dtype))
     columns += [(f"time:{s}\n(us)", lambda row, s=s: _us(row.percentile(s))) for s in stats]
+    if any(row.alone_ps is not None for row in rows):
+        columns.append(("alone\n(us)", lambda row: _us(row.alone_ps or 0)))
     if any(row.late is not None for row in rows):
         columns += [
-            ("after last\narrival(us)", lambda row: _us(row.after_ps)),
+            ("after last\narrival\n(us)", lambda row: _us(row.after_ps)),
             ("last\nrank", lambda row: "-" if row.late is None else str(row.late)),
         ]
     columns += [
@@ -100,27 +120,31 @@ def _runs(title: str, rows: Sequence[Row], value: Value, why: Value | None = Non
     lines = []
     for text, run in groupby(rows, key=value):
         own = list(run)
-        sizes = str(own[0].nbytes) if len(own) == 1 else f"{own[0].nbytes}-{own[-1].nbytes}"
+        first, last = own[0].nbytes, own[-1].nbytes
+        sizes = str(first) if first == last else f"{first}-{last}"
         because = f": {why(own[0])}" if why else ""
         lines.append(Text(f"{title}, {sizes} B: {text}{because}"))
     return lines
 
 
-def comparison_view(comparison: Comparison) -> RenderableType:
+def comparison_view(comparison: Comparison, *, width: int = 80) -> list[RenderableType]:
     """Time, bus bandwidth and algorithm of both files for each size, and the ratio of the times."""
     first, second = _names(comparison)
     algorithms = any(any(pair.algorithms) for pair in comparison.pairs)
     titles = ["size\n(B)", "type", f"{first}\n(us)", f"{second}\n(us)", "ratio"]
-    titles += [f"{name} busbw\n(GB/s)" for name in (first, second)]
+    titles += [f"{name}\nbusbw\n(GB/s)" for name in (first, second)]
     titles += [f"{name}\nalgorithm" for name in (first, second)] if algorithms else []
-    table = _table(titles, ("type",), wide=False)
+    cells = []
     for pair in comparison.pairs:
-        busbws = [f"{b:.2f}" for b in pair.busbws] if pair.busbws else ["-", "-"]
         times = [f"{t:.2f}" for t in pair.times_us]
+        busbws = [f"{b:.2f}" for b in pair.busbws] if pair.busbws else ["-", "-"]
         names = [name or "-" for name in pair.algorithms] if algorithms else []
-        cells = [str(pair.nbytes), pair.dtype or "-", *times, f"{pair.ratio:.3f}"]
-        table.add_row(*cells, *busbws, *names)
-    return Group(table, *map(Text, _comparison_notes(comparison, first, second)))
+        row = [str(pair.nbytes), pair.dtype or "-", *times, f"{pair.ratio:.3f}", *busbws, *names]
+        cells.append(row)
+    return [
+        _fitting(titles, cells, width),
+        *map(Text, _comparison_notes(comparison, first, second)),
+    ]
 
 
 def _names(comparison: Comparison) -> tuple[str, str]:

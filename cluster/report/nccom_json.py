@@ -38,6 +38,8 @@ def result(row: Row, dtype: str, stats: Sequence[str] = ("avg",)) -> dict[str, A
         "reason": row.reason,
         "rounds": row.rounds,
     }
+    if row.alone_ps is not None:
+        out["alone(us)"] = row.alone_ps / 1e6
     if row.late is not None:
         out |= {"after_last_arrival(us)": row.after_ps / 1e6, "last_rank": row.late}
     return out | ({"check": row.checked} if row.checked else {})
