@@ -3,7 +3,8 @@
 Source: AWS Neuron documentation, "intra-node" and "inter-node collective communication" of the
 Neuron Runtime pages (SDK 2.32), and the limits in the runtime's header nec.h. The thresholds are
 for a full trn2 node; those of smaller groups and of steps across nodes are not published, so the
-same ones are used. 1 MB is 1e6 bytes there.
+same ones are used. 1 MB is 1e6 bytes there. On one chip, the vendor's tool reports RDH up to the
+largest size it was asked for (64 MB), so there KangaRing is never taken.
 
 The cheapest by price is up to the caller, who has the prices: `candidates` names what to try.
 
@@ -360,6 +361,8 @@ class _Chooser:
         if nbytes <= policy.rdh_up_to:
             span = f"{policy.mesh_below / 1e6:g} and {_mb(policy.rdh_up_to)}"
             return Choice("rdh", f"{size} is between {span} {where}")
+        if chips is not None and len(chips) == 1 and self.collective.kind in rdh.KINDS:
+            return Choice("rdh", f"{size} {where}, on one chip, where no ring has links to fill")
         large = f"{size} is above {_mb(policy.rdh_up_to)} {where}"
         missing = self._no_kangaring(ranks, chips)
         return Choice("ring", f"{large}{missing}") if missing else Choice("kangaring", large)

@@ -61,11 +61,18 @@ def test_large_messages_take_kangaring_if_whole_chips_are_in_the_group() -> None
 
 
 def test_kangaring_has_a_limit_of_ranks() -> None:
-    chip = torus((1,), bytes_per_s=10**9)
-    fabric = chip.attach(np.repeat(chip.chips, 258))
+    chips = torus((3,), bytes_per_s=10**9)
+    fabric = chips.attach(np.repeat(chips.chips, 86))
     choice = plan(asked("all_reduce", 258, 2**30), [range(258)], fabric).choice
     assert choice.algorithm == "ring"
     assert choice.reason.endswith(", and 258 ranks are too many for KangaRing")
+
+
+def test_one_chip_has_no_ring_at_any_size() -> None:
+    fabric = cluster(1)
+    for nbytes in (2**20, 2**26, 2**33):
+        choice = plan(asked("all_reduce", 4, nbytes), [[4, 5, 6, 7]], fabric).choice
+        assert choice.algorithm == "rdh"
 
 
 def test_kangaring_rides_both_cycles_of_the_torus_both_ways() -> None:

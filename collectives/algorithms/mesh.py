@@ -6,8 +6,8 @@ A permute or sendrecv is one round of its pairs; a pair of a rank with itself mo
 
 With the chips of the ranks, these three kinds take two steps instead (the vendor's mesh, AWS Neuron
 documentation, "intra-node collective communication"): all_gather sends each piece once to every
-other chip, to the rank of the same place there, which then hands it on to its neighbours.
-reduce_scatter is the same backwards: partial sums are made on the chip first.
+other chip, to the rank of the same place there, which then hands it on to its neighbours; its own
+neighbours get it meanwhile. reduce_scatter is the same backwards: partial sums on the chip first.
 """
 
 import numpy as np
@@ -62,29 +62,21 @@ def _two_step(collective: Collective, chips: np.ndarray) -> Schedule:
 
 
 def _to_entries(chips: np.ndarray) -> Block:
-    """Every rank sends its piece to the rank of its own place on each other chip."""
+    """Every rank sends its piece to its neighbours, and to the same place on each other chip."""
     count, k = chips.shape
-    source = np.repeat(chips.T[:, :, None], count, axis=2)  # [place, chip, other chip]
-    target = np.repeat(chips.T[:, None, :], count, axis=1)
-    away = np.broadcast_to(~np.eye(count, dtype=bool), (k, count, count))
-    return block(source[away], target[away], source[away], modulus=chips.size)
+    place, chip, there, other = np.indices((k, count, count, k)).reshape(4, -1)
+    taken = np.where(chip == there, other != place, other == place)
+    source = chips[chip, place][taken]
+    return block(source, chips[there, other][taken], source, modulus=chips.size)
 
 
 def _on_chip(chips: np.ndarray) -> Block:
-    """Every rank hands on the pieces that it took, and its own, to the others of its chip."""
+    """Every rank hands on the pieces that it took from other chips to its neighbours."""
     count, k = chips.shape
-    piece, there = np.divmod(np.arange(chips.size * count), count)  # every piece on every chip
-    place = np.empty(chips.size, np.int64)
-    place[chips] = np.arange(k)
-    holder = chips[there, place[piece]][:, None]
-    target = chips[there]
-    others = target != holder
-    return block(
-        np.broadcast_to(holder, target.shape)[others],
-        target[others],
-        np.broadcast_to(piece[:, None], target.shape)[others],
-        modulus=chips.size,
-    )
+    place, chip, there, other = np.indices((k, count, count, k)).reshape(4, -1)
+    taken = (chip != there) & (other != place)
+    holder, target = chips[there, place][taken], chips[there, other][taken]
+    return block(holder, target, chips[chip, place][taken], modulus=chips.size)
 
 
 def _all_pairs(n: int) -> tuple[np.ndarray, np.ndarray]:
