@@ -43,8 +43,8 @@ A part that is any graph lists its nodes and links:
 
 Instead of parts and ranks, `[instance]` takes a known one: name = "trn2.48xlarge", nodes = 2,
 lnc = 2. A link is named by its ends: a->b one way, a<->b both ways. Chips that a builder makes are
-chip0, chip1, ...; the switch of `join` is switch0 (switch1 after a `switch` part), its interfaces
-are server0/nic0, ... Every rate and time has a unit. Keys that are not listed here are refused.
+chip0, chip1, ...; the switch of `join` is switch0 (switch1 if it joins `switch` parts), its
+interfaces are server0/nic0, ... Every rate and time has a unit. Other keys are refused.
 """
 
 from collections.abc import Mapping

@@ -71,10 +71,6 @@ class Instance:
         """Ranks at an LNC; None is the chip's default. Raises BadInput for an illegal LNC."""
         return self.chips * logical_per_chip(self.chip, check_lnc(self.chip, lnc))
 
-    def interface(self, chip: int) -> int:
-        """The network interface that a chip sends through."""
-        return chip * self.efa_devices // self.chips
-
 
 @cache
 def _table() -> dict[str, Any]:
@@ -137,8 +133,7 @@ def fabric(instance: Instance, nodes: int = 1, lnc: int | None = None) -> Fabric
     """
     check_nodes(instance, nodes)
     lnc = check_lnc(instance.chip, lnc)
-    switched = instance.topology == "switch"
-    whole = _switched(instance, nodes) if switched else _direct(instance, nodes)
+    whole = _wired(instance, nodes)
     chip, per_chip = instance.chip, logical_per_chip(instance.chip, lnc)
     rate = chip.on_chip_bytes_per_s * lnc
     places = whole.chips.repeat(per_chip)
@@ -179,9 +174,10 @@ def check_nodes(instance: Instance, nodes: int) -> None:
         raise BadInput("nodes", nodes, f"1: {instance.name} has no EFA to other nodes", 1)
 
 
-def _direct(instance: Instance, nodes: int) -> Fabric:
-    """Chips linked to each other, without ranks; several nodes are joined over EFA."""
-    one = _direct_node(instance)
+def _wired(instance: Instance, nodes: int) -> Fabric:
+    """Chips and their links, without ranks; several nodes are joined over EFA."""
+    switched = instance.topology == "switch"
+    one = _ultraserver(instance) if switched else _direct_node(instance)
     if nodes == 1:
         return one
     return fabrics.join(
@@ -213,59 +209,25 @@ def _efa_crossing(chip: Chip) -> int:
     return chip.efa_latency_ps - chip.on_chip_latency_ps
 
 
-def _switched(instance: Instance, nodes: int) -> Fabric:
-    """Trn3 UltraServers, without ranks: one graph, routed by least latency.
-
-    One graph also over EFA, as routes inside an UltraServer may pass another chip and a joined
-    part has to be a grid or a switch.
-    """
-    kinds: dict[str, str] = {}
-    links: list[Link] = []
-    server: dict[str, int] = {}
-    for node in range(nodes):
-        prefix = f"node{node}/" if nodes > 1 else ""
-        chips, own = _ultraserver(instance, prefix)
-        own += _interfaces(instance, prefix) if nodes > 1 else []
-        kinds |= dict.fromkeys(chips, "chip")
-        server |= dict.fromkeys((end for _, end, *_ in own), node)
-        links += own
-    for _, end, *_ in links:
-        kinds.setdefault(end, "nic" if "/nic" in end else "switch")
-    server["efa"] = -1
-    whole = fabrics.graph(kinds, links)
-    return replace(whole, server=np.array([server[name] for name in kinds], np.int64))
-
-
-def _ultraserver(instance: Instance, prefix: str) -> tuple[list[str], list[Link]]:
-    """Names of the chips, and links, of one Trn3 UltraServer, as in the figure of trn3-arch.rst.
+def _ultraserver(instance: Instance) -> Fabric:
+    """One Trn3 UltraServer, without ranks, as in the figure of trn3-arch.rst.
 
     Each chip has links to the switch of its server, to the second-level switch of its rack, and to
-    the chip of the same position in the paired server of the other rack.
+    the chip of the same position in the paired server of the other rack. Routes are those of least
+    latency.
     """
     chip, size = instance.chip, instance.chips_per_server
     rack = instance.chips // instance.racks
-    names = [f"{prefix}chip{c}" for c in range(instance.chips)]
+    names = [f"chip{c}" for c in range(instance.chips)]
     links: list[Link] = []
     for c, name in enumerate(names):
         for level, index in (("server", c // size), ("rack", c // rack)):
-            switch, rate = f"{prefix}{level}-switch{index}", chip.link_rate(level)
+            switch, rate = f"{level}-switch{index}", chip.link_rate(level)
             half = chip.link_latency_ps // 2
             links.append((name, switch, rate, half + chip.switch_latency_ps))
             links.append((switch, name, rate, half))
         for twin in names[c + rack :: rack]:
             rate = chip.link_rate("direct")
             links += [(a, b, rate, chip.link_latency_ps) for a, b in ((name, twin), (twin, name))]
-    return names, links
-
-
-def _interfaces(instance: Instance, prefix: str) -> list[Link]:
-    """Links of a node's chips to their network interfaces, and of these to the EFA switch."""
-    rate, latency = interface_rate(instance), _efa_crossing(instance.chip)
-    links: list[Link] = []
-    for c in range(instance.chips):
-        chip, nic = f"{prefix}chip{c}", f"{prefix}nic{instance.interface(c)}"
-        links += [(chip, nic, rate, 0), (nic, chip, rate, 0)]
-    for n in range(instance.efa_devices):
-        nic = f"{prefix}nic{n}"
-        links += [(nic, "efa", rate, latency), ("efa", nic, rate, 0)]
-    return links
+    switches = dict.fromkeys(end for _, end, *_ in links if end not in names)
+    return fabrics.graph(dict.fromkeys(names, "chip") | dict.fromkeys(switches, "switch"), links)

@@ -291,7 +291,7 @@ def _nic_names(server: np.ndarray, prefix: str) -> list[Names]:
 
 
 def _switch_name(whole: Fabric) -> str:
-    return f"switch{int((whole.kind == SWITCH).sum())}"
+    return f"switch{len(whole.levels) - 1}"
 
 
 def _links(source: np.ndarray | int, target: np.ndarray | int, rate: int, latency: int):

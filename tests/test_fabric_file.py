@@ -138,7 +138,7 @@ def test_dimensions_may_differ_and_parts_may_be_mixed(tmp_path: Path) -> None:
     named = {name: rate for name, rate, _ in links(fabric)}
     assert named["node2/s->node2/y"] == GB and named["dma out of rank 2"] == 3 * GB
     assert named["node1/chip0->node1/chip3"] == 10 * GB
-    assert path(fabric, 2, 0) == ["dma out of rank 2", "node2/y->switch1", "switch1->node2/x"]
+    assert path(fabric, 2, 0) == ["dma out of rank 2", "node2/y->switch0", "switch0->node2/x"]
 
 
 def test_an_instance_is_a_fabric_too(tmp_path: Path) -> None:
