@@ -65,7 +65,7 @@ def _readable(args: Sequence[str]) -> Iterator[str]:
             yield words.pop(0) if given else "random"
         elif word in ("-t", "--stats"):
             named = []
-            while words and re.fullmatch(r"avg|p[0-9]+(,(avg|p[0-9]+))*|avg,.*", words[0]):
+            while words and re.fullmatch(r"(avg|p[0-9]+)(,(avg|p[0-9]+))*", words[0]):
                 named.append(words.pop(0))
             yield ",".join(named)
 

@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from trnsim.collectives.schedule import Collective
-from trnsim.device.errors import BadInput
+from trnsim.device.errors import BadInput, Unsupported
 from trnsim.device.units import format_time, parse_time
 
 from . import nccom, nccom_files
@@ -82,6 +82,8 @@ class CollectiveRun:
     def of(cls, operation: str, **asked: Any) -> "CollectiveRun":
         """From the options of the command. Raises TrnsimError for whatever does not fit."""
         nccom.operation(operation)
+        if asked["msccl"] is not None:
+            raise Unsupported(f"--msccl {asked['msccl']}: MSCCL XML is not read yet")
         stats = _stats(asked["stats"])
         _check_mode(asked["check"])
         for name, least in (("-n", 1), ("-w", 0)):

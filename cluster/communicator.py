@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from trnsim.collectives import choose
+from trnsim.collectives.check import check_counts
 from trnsim.collectives.costs import Overheads
 from trnsim.collectives.execute import execute
 from trnsim.collectives.fabric import Fabric
@@ -173,7 +174,7 @@ class Communicator:
         receive_rows[s][r] is what rank s expects from rank r: it has to be send_rows[r][s].
         """
         rows, rest, dtype = self._rows("all_to_all", arrays)
-        table = self._send_table(send_rows, receive_rows)
+        table = self._send_table(send_rows, receive_rows, _size(rest))
         for rank, have, needed in zip(self.ranks, rows, table.sum(axis=1).tolist(), strict=True):
             if have != needed:
                 raise CollectiveMismatch(
@@ -335,11 +336,12 @@ class Communicator:
         """(shape, dtype) of equal arrays with at least `ndim` dimensions."""
         self._check_count(kind, arrays)
         dtype, first = self._check_dtypes(kind, arrays), arrays[0]
+        check_counts(kind, [array.size for array in arrays], ranks=self.ranks)
         for rank, array in zip(self.ranks, arrays, strict=True):
             if array.shape != first.shape:
                 raise CollectiveMismatch(
-                    f"{kind}: rank {rank} passes {array.size} elements {array.shape}, "
-                    f"rank {self.ranks[0]} passes {first.size} elements {first.shape}"
+                    f"{kind}: rank {rank} passes the shape {array.shape}, "
+                    f"rank {self.ranks[0]} the shape {first.shape}"
                 )
         if first.ndim < ndim:
             raise CollectiveMismatch(f"{kind}: rank {self.ranks[0]} passes a scalar without rows")
@@ -370,19 +372,16 @@ class Communicator:
             raise BadInput(f"rows of {kind}", counts, f"{self.size} counts with the sum {total}")
         return counts
 
-    def _send_table(self, send_rows, receive_rows) -> np.ndarray:
-        """int64[n, n]: rows from rank position i to j, checked against what receivers expect."""
+    def _send_table(self, send_rows, receive_rows, row: int) -> np.ndarray:
+        """int64[n, n]: rows from rank position i to j, checked against what receivers expect.
+
+        row: elements of one.
+        """
         sent = self._square("send rows", send_rows)
         if receive_rows is None:
             return sent
         expected = self._square("receive rows", receive_rows)
-        wrong = np.argwhere(sent != expected.T)
-        if wrong.size:
-            i, j = wrong[0].tolist()
-            raise CollectiveMismatch(
-                f"all_to_all: rank {self.ranks[i]} sends {sent[i, j]} rows to rank "
-                f"{self.ranks[j]}, which expects {expected[j, i]}"
-            )
+        check_counts("all_to_all", sent * row, expected * row, self.ranks)
         return sent
 
     def _square(self, name: str, rows) -> np.ndarray:

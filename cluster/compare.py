@@ -78,8 +78,7 @@ def compare(first: Results, second: Results) -> Comparison:
     if not joined:
         allowed = f"a size and type of {first.path}: {_sizes(first)}"
         raise BadInput(f"results of {second.path}", _sizes(second), allowed)
-    factor = _factor(first, second)
-    pairs = tuple(_pair(a, b, factor) for a, b in joined)
+    pairs = tuple(_pair(a, b, _factor(first, second, (a, b))) for a, b in joined)
     only = (len(first.rows) - len(pairs), len(second.rows) - len(pairs))
     return Comparison(first, second, pairs, only, (unit_of(first), unit_of(second)))
 
@@ -105,15 +104,14 @@ def rate(row: Result) -> float:
     return row.nbytes / row.time_us * 1e6 / GB if row.time_us else 0.0
 
 
-def _factor(first: Results, second: Results) -> float | None:
-    """busbw over algbw: as a simulated file states it, else from the best resolved printed row."""
-    for results in (second, first):
-        if results.about and isinstance(results.about.get("bus_factor"), int | float):
-            return float(results.about["bus_factor"])
-    rows = [r for r in (*first.rows, *second.rows) if r.algbw and r.busbw]
-    if not rows:
+def _factor(first: Results, second: Results, rows: tuple[Result, Result]) -> float | None:
+    """busbw over algbw: of the simulated row, which is not rounded, else the best resolved one."""
+    simulated = [r for r, file in zip(rows, (first, second), strict=True) if file.simulated]
+    printed = [row for row in simulated if row.algbw and row.busbw]
+    printed = printed or [r for r in (*first.rows, *second.rows) if r.algbw and r.busbw]
+    if not printed:
         return None
-    best = max(rows, key=lambda row: row.algbw or 0)
+    best = max(printed, key=lambda row: row.algbw or 0)
     return (best.busbw or 0) / (best.algbw or 1)
 
 

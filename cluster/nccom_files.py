@@ -190,6 +190,8 @@ def read_streams(path: str | Path) -> list[dict[str, Any]]:
         for key in stream:
             if key not in STREAM_KEYS:
                 raise BadInput(f"{path}: stream {number}", key, STREAM_KEYS)
+            if not isinstance(stream[key], str | int | float):
+                raise BadFile(f"{path}: stream {number}: {key} is neither text nor a number")
     return [dict(stream) for stream in streams]
 
 
@@ -239,10 +241,12 @@ def _from_json(path: str | Path, document: Any) -> Results:
         documents = [s for s in streams if isinstance(s, Mapping)]
     else:
         documents = [document] if isinstance(document, Mapping) else []
-    rows = [row for d in documents for row in d.get("results", ())]
+    lists = [d.get("results") for d in documents]
+    rows = [row for own in lists if isinstance(own, list) for row in own]
     if not rows or not all(isinstance(row, Mapping) for row in rows):
         raise BadFile(f"{path}: has no results: neither of nccom-test nor of trnsim")
-    about = document.get("trnsim")
+    about = documents[0].get("trnsim")
+    about = about if isinstance(about, Mapping) else None
     results = tuple(_row(path, number, row) for number, row in enumerate(rows))
     return Results(str(path), results, about is not None, about=about)
 

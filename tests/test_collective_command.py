@@ -315,6 +315,91 @@ def test_a_slow_link_slows_the_ring(trnsim: Command) -> None:
     assert row["limited_by"] == "chip0->chip1 (5 GB/s)"
 
 
+# --- streams, algorithms, the environment ---
+
+
+def test_equal_streams_share_their_links(trnsim: Command) -> None:
+    stream = {"minbytes": "64MiB", "maxbytes": "64MiB"}
+    file = written("streams.json", {"streams": [stream, stream]})
+    line = f"allr --fabric ring.toml --algorithm ring:1 --streams-json {file}"
+    for each in results(trnsim, line)["streams"]:
+        (row,) = each["results"]
+        rounds = 14 * 2**23 / 50e9 * 1e6  # us of bytes; the latency of 14 x 500 ns is not shared
+        assert row["alone(us)"] == pytest.approx(rounds + 7, abs=1e-3)
+        assert row["time:avg(us)"] == pytest.approx(2 * rounds + 7, abs=1e-3)
+
+
+def test_streams_run_until_the_longest_sweep_ends(trnsim: Command) -> None:
+    written("pairs.json", {"replica_groups": [[[0, 1], [2, 3], [4, 5], [6, 7]]]})
+    first = {"operation": "all_reduce", "datatype": "bf16", "stepfactor": 2, "minbytes": "1KB",
+             "maxbytes": "4KB", "custom_replica_groups": "pairs.json"}  # fmt: skip
+    second = {"operation": "allg", "datatype": "fp32", "ops_per_iter": 2, "minbytes": "1KB",
+              "maxbytes": "1KB"}  # fmt: skip
+    file = written("streams.json", {"streams": [first, second]})
+    reduced, gathered = results(trnsim, f"allg --fabric ring.toml -c --streams-json {file}")[
+        "streams"
+    ]
+    assert [row["size(B)"] for row in reduced["results"]] == [1024, 2048, 4096]
+    assert [row["size(B)"] for row in gathered["results"]] == [1024] * 3
+    assert (reduced["trnsim"]["N"], gathered["trnsim"]["N"]) == (2, 8)
+    code, out, _ = trnsim(f"collective allg --fabric ring.toml --streams-json {file}")
+    titles = [line for line in out.splitlines() if line.startswith("stream ")]
+    assert titles == [
+        "stream 0: all_reduce on ring of 8, 8 of its 8 ranks",
+        "stream 1: all_gather on ring of 8, 8 of its 8 ranks",
+    ]
+
+
+def test_operations_of_one_stream_do_not_share(trnsim: Command) -> None:
+    stream = {"minbytes": "64MiB", "maxbytes": "64MiB", "ops_per_iter": 3}
+    file = written("streams.json", {"streams": [stream]})
+    line = f"allr --fabric ring.toml --algorithm ring:1 --streams-json {file}"
+    (row,) = results(trnsim, line)["results"]
+    assert row["time:avg(us)"] == row["alone(us)"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"streams": []}', "streams.json: has no list named streams"),
+        ('{"streams": [3]}', "streams.json: stream 0 is not an object"),
+        ('{"streams": [{"minbyte": 3}]}', "stream 0: minbyte is not valid; allowed: one of"),
+        ('{"streams": [{"ops_per_iter": 0}]}', "ops_per_iter: 0 is not valid"),
+        ('{"streams": [{"ops_per_iter": 65}]}', "ops_per_iter: 65 in all is not valid"),
+        ('{"streams": [{}, {}, {}, {}, {}]}', "streams: 5 is not valid; allowed: at most 4 on "
+         "Trainium2 at LNC=2"),
+    ],
+)  # fmt: skip
+def test_bad_streams(trnsim: Command, content: str, message: str) -> None:
+    Path("streams.json").write_text(content)
+    code, out, err = trnsim("collective allr --streams-json streams.json")
+    assert (code, out) == (2, "")
+    assert message in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("size", ["1k", "1M", "1G"])
+def test_best_is_not_above_any_name(trnsim: Command, size: str) -> None:
+    line = f"allr -r 16 -b {size} -e {size}"
+    (best,) = results(trnsim, f"{line} --algorithm best")["results"]
+    assert best["reason"].startswith("cheapest of ")
+    for name in ("policy", "ring", "mesh", "rdh", best["algorithm"]):
+        (row,) = results(trnsim, f"{line} --algorithm {name}")["results"]
+        assert best["time:avg(us)"] <= row["time:avg(us)"]
+
+
+def test_the_environment_sets_the_lnc(trnsim: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "1")
+    found = results(trnsim, "allr -b 1k -e 1k")["trnsim"]
+    assert (found["lnc"], found["ranks"]) == (1, 128)
+
+
+def test_what_the_result_leaned_on_is_said(trnsim: Command) -> None:
+    one = results(trnsim, "allr -b 1k -e 1k")["trnsim"]["leans_on"]
+    two = results(trnsim, "allr -N 2 -b 1k -e 1k")["trnsim"]["leans_on"]
+    assert set(one.values()) <= {"assumed", "calibrated"} and "cc_step_ps" in one
+    assert {key for key in two if key.startswith("efa")} and not any("efa" in key for key in one)
+
+
 # --- bad input: one line and exit code 2 ---
 
 REFUSED = {
@@ -503,10 +588,7 @@ def test_mismatched_counts_are_refused_before_anything_moves() -> None:
     arrays = [np.zeros(409_600 if rank == 0 else 409_598, np.float32) for rank in range(4)]
     with pytest.raises(CollectiveMismatch) as error:
         machine(4).all_reduce(arrays)
-    assert str(error.value) == (
-        "all_reduce: rank 1 passes 409598 elements (409598,), rank 0 passes 409600 elements "
-        "(409600,)"
-    )
+    assert str(error.value) == ("all_reduce: rank 0 passes 409600 elements, the others pass 409598")
 
 
 def test_all_to_all_v_checks_every_pair() -> None:
@@ -518,7 +600,7 @@ def test_all_to_all_v_checks_every_pair() -> None:
     ]  # fmt: skip
     with pytest.raises(CollectiveMismatch) as error:
         machine(2).all_to_all_v(arrays, sends, [[1, 2], [2, 4]])
-    assert str(error.value) == "all_to_all: rank 1 sends 3 rows to rank 0, which expects 2"
+    assert str(error.value) == "all_to_all: rank 1 sends 3 elements to rank 0, which expects 2"
 
 
 def test_rooted_and_point_to_point_kinds() -> None:
@@ -552,7 +634,7 @@ def test_a_barrier_ends_after_the_last_arrival() -> None:
         (lambda r: r.all_reduce([np.zeros(2), *[np.zeros(2, np.float32)] * 3]),
          "all_reduce: rank 1 passes float32, rank 0 passes float64"),
         (lambda r: r.reduce_scatter([np.zeros(6)] * 4), "rows of reduce_scatter: 6 is not valid"),
-        (lambda r: r.all_gather([np.zeros((k, 2)) for k in range(4)]), "all_gather: rank 1 passes"),
+        (lambda r: r.all_gather([np.zeros((k, 2)) for k in range(4)]), "rank 0 passes 0 elements"),
         (lambda r: r.broadcast(np.zeros(2), root=9), "root: 9 is not valid; allowed: a rank of"),
         (lambda r: r.sub([0, 0]), "rank: 0 is not valid; allowed: each rank once"),
         (lambda r: r.sub([4]), "rank: 4 is not valid; allowed: a rank of the group: 0-3"),
