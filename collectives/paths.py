@@ -14,35 +14,50 @@ import numpy as np
 class Graph:
     """Live links of a fabric, sorted by source: node n has order[starts[n]:starts[n + 1]].
 
-    target, latency: of every link; part: of every node (a search may be kept inside one part).
+    target, latency: of every link. zones: int[2, nodes], the part and the server of every node, -1
+    for none. known: `steps` as asked for so far.
     """
 
     order: np.ndarray
     starts: np.ndarray
     target: np.ndarray
     latency: np.ndarray
-    part: np.ndarray
+    zones: np.ndarray
+    known: dict[int, list[tuple[int, int, int, int, int]]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, source, target, latency, alive, part) -> "Graph":
+    def of(cls, source, target, latency, alive, zones) -> "Graph":
         """The graph of the links that are alive and lead somewhere."""
         usable = np.flatnonzero(alive & (source != target))
         order = usable[np.argsort(source[usable], kind="stable")]
-        starts = np.searchsorted(source[order], np.arange(len(part) + 1))
-        return cls(order, starts, target, latency, part)
+        starts = np.searchsorted(source[order], np.arange(zones.shape[1] + 1))
+        return cls(order, starts, target, latency, zones)
 
     def out(self, node: int) -> np.ndarray:
         """Live links out of a node, in order of their ids."""
         return self.order[self.starts[node] : self.starts[node + 1]]
 
+    def steps(self, node: int) -> list[tuple[int, int, int, int, int]]:
+        """(link, latency, the node it leads to, part and server of that) of links out of a node."""
+        if node not in self.known:
+            links = self.out(node)
+            ends = self.target[links]
+            columns = links, self.latency[links], ends, *self.zones[:, ends]
+            self.known[node] = list(zip(*(c.tolist() for c in columns), strict=True))
+        return self.known[node]
+
 
 @dataclass(eq=False)
 class Tree:
-    """The best paths from `source`, grown on demand; with `part`, only paths inside that part."""
+    """The best paths from `source`, grown on demand.
+
+    part: only paths inside that part. servers: only paths over nodes of these servers or of none.
+    """
 
     graph: Graph
     source: int
     part: int | None = None
+    servers: tuple[int, ...] | None = None
     arrived: dict[int, tuple[int, int]] = field(default_factory=dict)  # node -> (link, node before)
     queue: list[tuple[int, int, int, int, int]] = field(default_factory=list)
 
@@ -71,13 +86,11 @@ class Tree:
         return False
 
     def _push(self, cost: int, hops: int, node: int) -> None:
-        graph, links = self.graph, self.graph.out(node)
-        delays = (cost + graph.latency[links]).tolist()
-        ends = graph.target[links].tolist()
+        for link, delay, end, part, server in self.graph.steps(node):
+            if end not in self.arrived and self._allowed(part, server):
+                heapq.heappush(self.queue, (cost + delay, hops, link, end, node))
+
+    def _allowed(self, part: int, server: int) -> bool:
         if self.part is not None:
-            inside = (graph.part[graph.target[links]] == self.part).tolist()
-        else:
-            inside = [True] * len(ends)
-        for link, delay, end, stays in zip(links.tolist(), delays, ends, inside, strict=True):
-            if stays and end not in self.arrived:
-                heapq.heappush(self.queue, (delay, hops, link, end, node))
+            return part == self.part
+        return self.servers is None or server < 0 or server in self.servers

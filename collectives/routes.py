@@ -7,7 +7,8 @@ and into its node. A route is a list of link ids. It is computed only for pairs 
   coordinates go up and odd ones down, which spreads the load and is deterministic;
 - nodes below one switch, in different parts: up to the switch and down again (lowest such level);
 - everything else, and every route that crosses a failed link: least latency, then fewest links,
-  then lowest link id; inside the part of the fabric that both ends are in, if it can be done.
+  then lowest link id; inside the part of the fabric that both ends are in, if it can be done, else
+  without passing through a third server, if that can be done.
 
 A link that carries the bytes of several transfers is shared; `Fabric.load` adds them up. Rates are
 given by the caller: there are no hardware numbers here.
@@ -303,11 +304,11 @@ class Fabric:
 
     @cached_property
     def _graph(self) -> Graph:
-        part = self.levels[0].part
-        return Graph.of(self.source, self.target, self.latency, self.alive, part)
+        zones = np.stack([self.levels[0].part, self.server])
+        return Graph.of(self.source, self.target, self.latency, self.alive, zones)
 
     @cached_property
-    def _trees(self) -> dict[tuple[int, int | None], Tree]:
+    def _trees(self) -> dict[tuple, Tree]:
         return {}
 
     @cached_property
@@ -445,7 +446,8 @@ class Fabric:
             columns.add(rows, column[which])
 
     def _search(self, source: int, target: int) -> list[int]:
-        """The best path; inside the part that both ends are in, if possible. Raises _Unreachable.
+        """The best path; inside the part that both ends are in, if possible, else over no third
+        server. Raises _Unreachable.
 
         In a part without failures, it is the path of the first equal part, moved.
         """
@@ -455,18 +457,20 @@ class Fabric:
             first, shift_of_copy = self.twin[source].tolist()
             if not self._hurt & {int(part[source]), int(part[first])}:
                 near, far, shift = first, int(self.twin[target, 0]), shift_of_copy
-            path = self._climb(near, far, int(part[near]))
+            path = self._climb(near, far, part=int(part[near]))
             if path is not None:
                 return [link + shift for link in path]
-        path = self._climb(source, target, None)
+        ends = tuple(sorted(self.server[[source, target]].tolist()))
+        path = self._climb(source, target, servers=ends) if ends[0] != ends[1] else None
+        path = path or self._climb(source, target)
         if path is None:
             raise _Unreachable(source, target)
         return path
 
-    def _climb(self, source: int, target: int, part: int | None) -> list[int] | None:
-        key = (source, part)
+    def _climb(self, source: int, target: int, **inside) -> list[int] | None:
+        key = (source, *inside.items())
         if key not in self._trees:
-            self._trees[key] = Tree(self._graph, source, part)
+            self._trees[key] = Tree(self._graph, source, **inside)
         return self._trees[key].path(target)
 
 

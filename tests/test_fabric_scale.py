@@ -82,6 +82,7 @@ def test_a_failed_interface_among_thousands_is_found_at_once() -> None:
     near = cut.routes(np.arange(448, 512), np.arange(0, 64))
     lost = [rank for rank in range(64) if len(near.path(rank)) > 6]
     assert lost == [12, 13, 14, 15]  # the ranks of chip 3 leave through a neighbour
+    assert {*cut.server[cut.target[near.links]].tolist()} == {-1, 0, 7}  # through no third server
     dead = fabric.fail(nodes=["node7/chip3"])
     with pytest.raises(TrnsimError, match="^rank 460 is unreachable: node7/chip3 has failed$"):
         dead.routes(np.array([0]), np.array([460]))
