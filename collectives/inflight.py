@@ -97,7 +97,8 @@ class _Flight:
             arrivals = np.zeros(self.priced.end.shape, np.int64)
         else:
             arrivals = arrivals - self.begin
-        rounds.run(self.call.collective, self.call.overheads, arrivals, marks)
+        rounds = rounds.alike(arrivals)
+        rounds.run(rounds.rounds(self.call.collective), self.call.overheads, arrivals, marks)
         least, cuts, last = (self.end - self.begin) / PHASES, [], 0
         for stop, mark in enumerate(marks[:-1], start=1):
             if mark - last >= least and mark < self.end - self.begin:

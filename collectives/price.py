@@ -164,7 +164,8 @@ class Pricer:
             begin = arrived.max(axis=1)
             return profile, arrived, begin, begin[:, None] + profile.end
         begin = arrived.min(axis=1)
-        end = self.rounds(overheads).run(collective, overheads, arrived)
+        rounds = self.rounds(overheads).alike(arrived)
+        end = rounds.run(rounds.rounds(collective), overheads, arrived)
         return profile, arrived, begin, np.maximum(end, (begin + profile.group_bound)[:, None])
 
     def rounds(self, overheads: Overheads) -> Rounds:
@@ -192,10 +193,11 @@ class Pricer:
 
     def _new_profile(self, collective: Collective, overheads: Overheads) -> "Profile":
         rounds = self.rounds(overheads)
-        load, needed, group_bound = rounds.totals(collective)
+        sized = rounds.rounds(collective)
+        load, needed, group_bound = rounds.totals(sized)
         end = np.zeros(self.groups.shape, np.int64)
         if overheads.handshake:
-            end = np.maximum(rounds.run(collective, overheads, end), group_bound[:, None])
+            end = np.maximum(rounds.run(sized, overheads, end), group_bound[:, None])
         busiest = int(needed.argmax()) if len(needed) else 0
         bound = int(needed.max(initial=0))
         return Profile(rounds.resources, load, group_bound, bound, busiest, end)

@@ -77,6 +77,13 @@ class Resources:
         return len(self.rate)
 
     @cached_property
+    def into(self) -> np.ndarray:
+        """bool[links]: the DMA links into ranks."""
+        into = np.zeros(len(self.fabric.rate), bool)
+        into[self.fabric.dma_in[self.fabric.dma_in >= 0]] = True
+        return into
+
+    @cached_property
     def copies(self) -> "Copies":
         """The equal parts of the fabric."""
         return Copies(self)

@@ -50,8 +50,9 @@ def both(schedule: Schedule, fabric: Fabric, groups, what: Collective, overheads
     for fold in (True, False):
         rounds = Rounds(schedule, Resources(fabric, memory, fraction), np.array(groups), fold=fold)
         start = np.zeros(rounds.all_groups.shape, np.int64)
-        totals = [array.tolist() for array in rounds.totals(what)]
-        results.append((rounds.run(what, overheads, start).tolist(), *totals))
+        sized = rounds.rounds(what)
+        totals = [array.tolist() for array in rounds.totals(sized)]
+        results.append((rounds.run(sized, overheads, start).tolist(), *totals))
     return results
 
 
@@ -114,12 +115,12 @@ def test_equal_servers_are_priced_once() -> None:
     what = Collective("all_reduce", 8, 10**6, reduction="add")
     resources = Resources(fabric)
     equal = Rounds(ring.schedule(what), resources, groups)
-    assert equal.table.tolist() == [list(range(8))]
+    assert equal.groups.tolist() == [list(range(8))]
     slow = fabric.degrade(links=["server5/chip0->server5/chip1"], bytes_per_s=10**9)
     one_differs = Rounds(ring.schedule(what), Resources(slow), groups)
-    assert one_differs.table.tolist() == [list(range(8)), list(range(40, 48))]
+    assert one_differs.groups.tolist() == [list(range(8)), list(range(40, 48))]
     dead = fabric.fail(links=["server5/chip0<->server5/chip1"])
-    assert len(Rounds(ring.schedule(what), Resources(dead), groups).table) == 16
+    assert len(Rounds(ring.schedule(what), Resources(dead), groups).groups) == 16
 
 
 def test_arrivals_of_one_server_do_not_become_those_of_its_equals() -> None:
