@@ -21,10 +21,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from trnsim.collectives import choose
-from trnsim.collectives.costs import Overheads
-from trnsim.collectives.fabric import Fabric
 from trnsim.collectives.price import Pricer
-from trnsim.collectives.schedule import Collective
 from trnsim.device.chip import load_chip, with_number
 from trnsim.device.numbers import Number, Status
 from trnsim.device.overlay import Overlay, overlay_text
@@ -36,6 +33,7 @@ Values = Mapping["Constant", float]
 SUMMARY = "Every number below is fitted to the measured series that its source names."
 STEP = 1e-3  # of derivatives, relative
 TOLERANCE = 1e-4  # of a fit, relative
+SEARCH = (0.25, 0.75)  # where else to begin: rates so far between their bounds, by ratio
 MATTERS = 1e-3  # a series that changes less between a constant's bounds does not depend on it
 
 
@@ -145,24 +143,31 @@ class Model:
 
 
 class _Case:
-    """One series with its groups and collectives, priced on a changed instance."""
+    """One series with its groups and collectives, priced on a changed instance.
+
+    The policy goes by sizes and layouts, not by rates, so schedules are chosen once.
+    """
 
     def __init__(self, series: Series) -> None:
         self.series, group = series, series.group
         self.instance = load_instance(group.instance)
         self.groups = group.table()
-        self.collectives = [group.collective(int(size)) for size in series.nbytes]
+        links = fabric(self.instance, group.nodes, group.lnc)
+        collectives = [group.collective(int(size)) for size in series.nbytes]
+        self.asked = [(c, choose.plan(c, self.groups, links).schedule) for c in collectives]
 
     def times(self, instance: Instance) -> np.ndarray:
         """float64[points]: modelled ps on a changed instance."""
         nodes, lnc = self.series.group.nodes, self.series.group.lnc
         links, costs = fabric(instance, nodes, lnc), overheads(instance, nodes, lnc)
-        return np.array([self._time(c, links, costs) for c in self.collectives], float)
-
-    def _time(self, collective: Collective, links: Fabric, costs: Overheads) -> int:
-        plan = choose.plan(collective, self.groups, links)
-        pricer = Pricer(plan.schedule, links, self.groups)
-        return pricer.price(collective, overheads=costs).duration_ps
+        pricers: dict[int, Pricer] = {}
+        times = []
+        for collective, schedule in self.asked:
+            if id(schedule) not in pricers:
+                pricers[id(schedule)] = Pricer(schedule, links, self.groups)
+            priced = pricers[id(schedule)].price(collective, overheads=costs)
+            times.append(priced.duration_ps)
+        return np.array(times, float)
 
 
 def _changed(instance: Instance, values: Values) -> Instance:
@@ -182,25 +187,47 @@ def _exact(constant: Constant, value: float) -> Number:
 class Fit:
     """Values of the constants, and the names of the series that determined each.
 
-    A constant that no series depends on is not in `by`; its value is where it began.
+    A constant that no series depends on is not in `by`; its value is as it was before.
+    cost: the sum of all squared residuals.
     """
 
     values: Values
     by: Mapping[Constant, tuple[str, ...]]
+    cost: float
 
 
-def fit(model: Model, series: Sequence[Series], start: Values | None = None) -> Fit:
-    """Least squares of slopes, then of latencies. start: where to begin (default: as stated)."""
+def fit(
+    model: Model, series: Sequence[Series], start: Values | None = None, near: Values | None = None
+) -> Fit:
+    """Least squares of slopes, then of latencies.
+
+    start: what constants are before (default: as stated), and stay if nothing determines them.
+    near: where to search from; without it, from `start` and from low and high rates, as a slope
+    says nothing of a resource that is not the slowest. The best of these fits counts.
+    """
     values = {c: c.start for c in model.constants} | dict(start or {})
+    if near is not None:
+        return _fit(model, series, values, dict(near))
+    begins = [values]
+    for u in SEARCH:
+        begins.append({c: c.unscaled(u) if c.of_rate else v for c, v in values.items()})
+    found = [_fit(model, series, values, begin) for begin in begins]
+    return min(found, key=lambda f: f.cost)
+
+
+def _fit(model: Model, series: Sequence[Series], start: Values, values: Values) -> Fit:
     slopes = [s for s in series if s.slope]
     timed = [s for s in series if s.latency]
     by: dict[Constant, tuple[str, ...]] = {}
-    for _ in range(2):  # slopes depend a little on the latencies
-        for rows, rates, residuals in ((slopes, True, _slope), (timed, False, _latency)):
-            free = [c for c in model.constants if c.of_rate == rates]
-            values, found = _least_squares(model, rows, free, values, residuals)
-            by |= found
-    return Fit(values, by)
+    # latencies first and last: slopes depend a little on them
+    for rates in (False, True, False):
+        rows, residuals = (slopes, _slope) if rates else (timed, _latency)
+        free = [c for c in model.constants if c.of_rate == rates]
+        values, found = _least_squares(model, rows, free, values, residuals)
+        by |= found
+    values = {c: v if c in by else start[c] for c, v in values.items()}
+    rest = [_slope(model, s, values) for s in slopes] + [_latency(model, s, values) for s in timed]
+    return Fit(values, by, float(sum((r**2).sum() for r in rest)))
 
 
 Residuals = Callable[[Model, Series, Values], np.ndarray]
@@ -373,6 +400,7 @@ def calibrate(
         left_out = None
         if leave_out and others:
             progress(f"without {one.name}")
-            left_out = model.times(one, fit(model, others, start).values)
+            again = fit(model, others, start, near=found.values)
+            left_out = model.times(one, again.values)
         errors.append(SeriesError(one, model.times(one, found.values), left_out))
     return Calibration(found, tuple(errors))

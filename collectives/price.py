@@ -153,6 +153,8 @@ class Pricer:
         overheads = overheads or Overheads()
         if collective.kind in POINT_TO_POINT:
             overheads = replace(overheads, handshake=False)
+        elif overheads.rendezvous:
+            overheads = replace(overheads, rendezvous=0)
         if collective.ranks != self.schedule.ranks:
             raise BadInput("ranks of the collective", collective.ranks, f"{self.schedule.ranks}")
         zero = np.zeros(self.groups.shape, np.int64)

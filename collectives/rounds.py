@@ -1,5 +1,6 @@
 """The rounds of a schedule in its groups: loads, durations, and the clocks' way through them."""
 
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -156,7 +157,10 @@ class Rounds:
             if folded is not None and short is None:
                 clocks.unfold(folded.of_rank)
                 folded = None
-            clocks.repeat(r.full() if short is None else short)
+            whole = r.full() if short is None else short
+            if overheads.rendezvous:
+                whole = replace(whole, latency=whole.latency * (1 + overheads.rendezvous))
+            clocks.repeat(whole)
             if marks is not None:
                 marks.append(int(clocks.end().max()))
         if folded is not None:
