@@ -13,7 +13,7 @@ from rich.console import Console
 from trnsim.device.chip import load_chip
 from trnsim.device.errors import BadFile, BadInput, TrnsimError
 
-from . import wire
+from . import cli_calibrate, cli_collective, wire
 from .instances import load_instance
 from .mesh import parse_mesh
 from .report import tables
@@ -131,6 +131,11 @@ def topology(instance: str, lnc: int | None, nodes: int, as_json: bool) -> None:
         click.echo(json.dumps(tables.topology(found, nodes=nodes, lnc=lnc), indent=2))
     else:
         _console().print(tables.topology_view(found, nodes=nodes, lnc=lnc))
+
+
+cli.add_command(cli_calibrate.calibrate)
+cli.add_command(cli_collective.collective)
+cli.add_command(cli_collective.compare)
 
 
 def _stated(assume: Sequence[str]) -> dict[str, int]:

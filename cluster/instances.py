@@ -7,15 +7,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from trnsim.collectives import fabric as fabrics
+from trnsim.collectives.costs import Memory, Overheads
 from trnsim.collectives.fabric import Fabric
 from trnsim.device.chip import Chip, load_chip, with_number
 from trnsim.device.errors import BadFile, BadInput
 from trnsim.device.numbers import Number, read_entries, read_toml
+from trnsim.device.overlay import Overlay, apply_overlay
 
 from .lnc import check_lnc, logical_per_chip
 
@@ -68,10 +71,6 @@ class Instance:
         """Ranks at an LNC; None is the chip's default. Raises BadInput for an illegal LNC."""
         return self.chips * logical_per_chip(self.chip, check_lnc(self.chip, lnc))
 
-    def interface(self, chip: int) -> int:
-        """The network interface that a chip sends through."""
-        return chip * self.efa_devices // self.chips
-
 
 @cache
 def _table() -> dict[str, Any]:
@@ -83,12 +82,18 @@ def instance_names() -> tuple[str, ...]:
     return tuple(_table())
 
 
-def load_instance(name: str) -> Instance:
-    """The instance called `name`. Raises BadInput with the nearest name for an unknown one."""
+def load_instance(name: str, overlay: Overlay | str | Path | None = None) -> Instance:
+    """The instance called `name`, with the numbers of an overlay (or its file) for its chip.
+
+    Raises BadInput with the nearest name for an unknown one.
+    """
     key = ALIASES.get(str(name).lower(), str(name).lower())
     if key not in _table():
         raise BadInput("instance", name, instance_names())
-    return _load(key)
+    instance = _load(key)
+    if overlay is None:
+        return instance
+    return replace(instance, chip=apply_overlay(instance.chip, overlay))
 
 
 @cache
@@ -128,12 +133,37 @@ def fabric(instance: Instance, nodes: int = 1, lnc: int | None = None) -> Fabric
     """
     check_nodes(instance, nodes)
     lnc = check_lnc(instance.chip, lnc)
-    switched = instance.topology == "switch"
-    whole = _switched(instance, nodes) if switched else _direct(instance, nodes)
+    whole = _wired(instance, nodes)
     chip, per_chip = instance.chip, logical_per_chip(instance.chip, lnc)
     rate = chip.on_chip_bytes_per_s * lnc
     places = whole.chips.repeat(per_chip)
     return whole.attach(places, dma_out=rate, dma_in=rate, latency_ps=chip.on_chip_latency_ps)
+
+
+def overheads(instance: Instance, nodes: int = 1, lnc: int | None = None) -> Overheads:
+    """What collectives cost besides the links of `fabric` of the same arguments.
+
+    CC-cores need time to start and for each step; reducing takes DMA rate; HBM stacks are shared by
+    the ranks on them, and chips of two dies have a crossing.
+    """
+    chip, lnc = instance.chip, check_lnc(instance.chip, lnc)
+    cores = np.arange(nodes * instance.physical_cores)[::lnc]  # the first of each rank
+    stacks = nodes * instance.physical_cores // chip.cores_per_stack
+    rate = int(chip.stack_bytes_per_s * chip.cc_hbm_fraction)
+    memory = Memory(
+        of_rank=cores // chip.cores_per_stack,
+        bytes_per_s=np.full(stacks, rate, np.int64),
+        die=cores % chip.cores * chip.dies // chip.cores if chip.dies > 1 else None,
+        die_bytes_per_s=chip.die_bytes_per_s,
+        die_latency_ps=chip.die_latency_ps,
+    )
+    return Overheads(
+        start_ps=chip.collective_start_ps,
+        step_ps=chip.cc_step_ps,
+        rendezvous=chip.cc_rendezvous,
+        reduce_fraction=chip.dma_compute_fraction,
+        memory=memory,
+    )
 
 
 def check_nodes(instance: Instance, nodes: int) -> None:
@@ -144,9 +174,10 @@ def check_nodes(instance: Instance, nodes: int) -> None:
         raise BadInput("nodes", nodes, f"1: {instance.name} has no EFA to other nodes", 1)
 
 
-def _direct(instance: Instance, nodes: int) -> Fabric:
-    """Chips linked to each other, without ranks; several nodes are joined over EFA."""
-    one = _direct_node(instance)
+def _wired(instance: Instance, nodes: int) -> Fabric:
+    """Chips and their links, without ranks; several nodes are joined over EFA."""
+    switched = instance.topology == "switch"
+    one = _ultraserver(instance) if switched else _direct_node(instance)
     if nodes == 1:
         return one
     return fabrics.join(
@@ -164,13 +195,13 @@ def _direct_node(instance: Instance) -> Fabric:
     levels = [instance.topology] * len(instance.dims)
     if len(levels) == 3:
         levels[0] = "z"
-    rates = [instance.chip.link_bytes_per_s[level] for level in levels]
+    rates = [instance.chip.link_rate(level) for level in levels]
     return fabrics.torus(instance.dims, bytes_per_s=rates, latency_ps=instance.chip.link_latency_ps)
 
 
 def interface_rate(instance: Instance) -> int:
-    """Bytes per second of one network interface."""
-    return instance.efa_bytes_per_s // instance.efa_devices
+    """Bytes per second that collectives get from one network interface, per direction."""
+    return int(instance.efa_bytes_per_s * instance.chip.efa_efficiency) // instance.efa_devices
 
 
 def _efa_crossing(chip: Chip) -> int:
@@ -178,59 +209,25 @@ def _efa_crossing(chip: Chip) -> int:
     return chip.efa_latency_ps - chip.on_chip_latency_ps
 
 
-def _switched(instance: Instance, nodes: int) -> Fabric:
-    """Trn3 UltraServers, without ranks: one graph, routed by least latency.
-
-    One graph also over EFA, as routes inside an UltraServer may pass another chip and a joined
-    part has to be a grid or a switch.
-    """
-    kinds: dict[str, str] = {}
-    links: list[Link] = []
-    server: dict[str, int] = {}
-    for node in range(nodes):
-        prefix = f"node{node}/" if nodes > 1 else ""
-        chips, own = _ultraserver(instance, prefix)
-        own += _interfaces(instance, prefix) if nodes > 1 else []
-        kinds |= dict.fromkeys(chips, "chip")
-        server |= dict.fromkeys((end for _, end, *_ in own), node)
-        links += own
-    for _, end, *_ in links:
-        kinds.setdefault(end, "nic" if "/nic" in end else "switch")
-    server["efa"] = -1
-    whole = fabrics.graph(kinds, links)
-    return replace(whole, server=np.array([server[name] for name in kinds], np.int64))
-
-
-def _ultraserver(instance: Instance, prefix: str) -> tuple[list[str], list[Link]]:
-    """Names of the chips, and links, of one Trn3 UltraServer, as in the figure of trn3-arch.rst.
+def _ultraserver(instance: Instance) -> Fabric:
+    """One Trn3 UltraServer, without ranks, as in the figure of trn3-arch.rst.
 
     Each chip has links to the switch of its server, to the second-level switch of its rack, and to
-    the chip of the same position in the paired server of the other rack.
+    the chip of the same position in the paired server of the other rack. Routes are those of least
+    latency.
     """
     chip, size = instance.chip, instance.chips_per_server
     rack = instance.chips // instance.racks
-    names = [f"{prefix}chip{c}" for c in range(instance.chips)]
+    names = [f"chip{c}" for c in range(instance.chips)]
     links: list[Link] = []
     for c, name in enumerate(names):
         for level, index in (("server", c // size), ("rack", c // rack)):
-            switch, rate = f"{prefix}{level}-switch{index}", chip.link_bytes_per_s[level]
+            switch, rate = f"{level}-switch{index}", chip.link_rate(level)
             half = chip.link_latency_ps // 2
             links.append((name, switch, rate, half + chip.switch_latency_ps))
             links.append((switch, name, rate, half))
         for twin in names[c + rack :: rack]:
-            rate = chip.link_bytes_per_s["direct"]
+            rate = chip.link_rate("direct")
             links += [(a, b, rate, chip.link_latency_ps) for a, b in ((name, twin), (twin, name))]
-    return names, links
-
-
-def _interfaces(instance: Instance, prefix: str) -> list[Link]:
-    """Links of a node's chips to their network interfaces, and of these to the EFA switch."""
-    rate, latency = interface_rate(instance), _efa_crossing(instance.chip)
-    links: list[Link] = []
-    for c in range(instance.chips):
-        chip, nic = f"{prefix}chip{c}", f"{prefix}nic{instance.interface(c)}"
-        links += [(chip, nic, rate, 0), (nic, chip, rate, 0)]
-    for n in range(instance.efa_devices):
-        nic = f"{prefix}nic{n}"
-        links += [(nic, "efa", rate, latency), ("efa", nic, rate, 0)]
-    return links
+    switches = dict.fromkeys(end for _, end, *_ in links if end not in names)
+    return fabrics.graph(dict.fromkeys(names, "chip") | dict.fromkeys(switches, "switch"), links)

@@ -18,7 +18,8 @@ Protocol for one rank of a distributed runtime::
   exist on either side. Messages of a pair arrive in the order sent; `step.index` can tag them.
 - `payload()` may be a view of this rank's buffers: it is valid until the first `apply` of the same
   round. A runtime that does not copy it on posting must copy it itself.
-- `apply` in the order of `receives` fixes the order of reduction, hence the bits.
+- `apply` in the order of `receives` fixes the order of reduction, hence the bits. What a rank sends
+  itself (its own contribution, in its turn) is no message: it is put with the one next to it.
 - A rank may run ahead of others; a round with neither sends nor receives is still yielded.
 
 Reducing transfers compute in float32 and round to the dtype at each transfer, as the DMA path does
@@ -28,6 +29,7 @@ Reducing transfers compute in float32 and round to the dtype at each transfer, a
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
+from itertools import pairwise
 
 import numpy as np
 
@@ -101,7 +103,8 @@ class RankView:
 
     `input` is read and `output` written; for an all_reduce they may be the same memory (any other
     overlap costs a copy of the input). An input that is not read may have any length: broadcast to
-    a rank that is not the root, permute from a rank that is no source.
+    a rank that is not the root, permute from a rank that is no source. So may an output that is not
+    written: that of a gather or reduce on a rank that is not the root.
     """
 
     def __init__(
@@ -116,7 +119,7 @@ class RankView:
         self._part = _part(collective, schedule, rank)
         self._part.check("input", input)
         self._part.check("output", output)
-        whole = collective.kind == "all_reduce" and _same(input, output)
+        whole = collective.kind in ("all_reduce", "reduce", "barrier") and _same(input, output)
         source = input if whole or not np.may_share_memory(input, output) else input.copy()
         self._held = {chunk: source[where] for chunk, where in self._part.inputs.items()}
         self._final = {chunk: output[where] for chunk, where in self._part.outputs.items()}
@@ -126,12 +129,11 @@ class RankView:
         """The rounds in order; finish each one (see the protocol) before asking for the next."""
         for index, (out, into) in enumerate(self._part.steps):
             sends = tuple(Send(m.peer, m.count, partial(self._payload, m)) for m in out)
-            receives = tuple(Receive(m.peer, m.count, partial(self._apply, m)) for m in into)
-            yield Round(index, sends, receives)
+            yield Round(index, sends, tuple(self._receives(into)))
 
     def finish(self) -> None:
         """Move what is not in its output place yet; zeros for a rank that a permute skips."""
-        if not self._final:
+        if not self._final and self.collective.kind == "permute":
             self.output[...] = 0
         for chunk, place in self._final.items():
             held = self._held.get(chunk)
@@ -149,13 +151,35 @@ class RankView:
         parts = [self._held[chunk] for chunk in message.chunks]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def _apply(self, message: "_Message", data: np.ndarray) -> None:
+    def _receives(self, into: "list[_Message]") -> "Iterator[Receive]":
+        """Messages from others; what the rank sends itself is put with the one next to it."""
+        turns: list[tuple[_Message, np.ndarray | None]] = []
+        for message in into:
+            own = message.peer == self.rank
+            turns.append((message, self._payload(message).copy() if own else None))
+        others = [i for i, (_, data) in enumerate(turns) if data is None]
+        cuts = pairwise([0, *others[1:], len(turns)]) if others else ()
+        for i, (start, stop) in zip(others, cuts, strict=True):
+            message = turns[i][0]
+            yield Receive(message.peer, message.count, partial(self._apply, turns[start:stop]))
+
+    def _apply(
+        self, turns: "list[tuple[_Message, np.ndarray | None]]", arrived: np.ndarray
+    ) -> None:
+        for message, data in turns:
+            if data is None:
+                self._check(message, arrived)
+            self._put(message, arrived if data is None else data)
+
+    def _check(self, message: "_Message", data: np.ndarray) -> None:
         if data.size != message.count or data.dtype != self.output.dtype:
             raise CollectiveMismatch(
                 f"{self.collective.kind}: rank {self.rank} expects {message.count} elements of "
                 f"{self.collective.dtype} from rank {message.peer}, "
                 f"got {data.size} of {data.dtype}"
             )
+
+    def _put(self, message: "_Message", data: np.ndarray) -> None:
         at = 0
         for chunk, reduce in zip(message.chunks, message.reduce, strict=True):
             count = self._part.counts[chunk]
@@ -213,7 +237,7 @@ class _Part:
     def steps(self) -> Steps:
         """(messages out, messages in) of every round."""
         steps: Steps = []
-        for block in self.schedule.blocks:
+        for block in self.schedule.flat.blocks:
             mine = np.flatnonzero((block.src == self.rank) | (block.dst == self.rank))
             steps += [self._step(block, repetition, mine) for repetition in range(block.count)]
         return steps
@@ -234,11 +258,11 @@ class _Part:
 
     def _slices(self, slots: Iterable[Slot]) -> dict[int, slice]:
         """chunk -> where it is in the buffer, for all chunks of the slots."""
-        found, parts = {}, self.schedule.parts
+        found = {}
         place = _places(self.collective, self.schedule)
         for slot in slots:
-            at, first = slot.offset, int(place[slot.piece]) * parts
-            for chunk in range(first, first + parts):
+            at = slot.offset
+            for chunk in place[slot.piece].tolist():
                 found[chunk] = slice(at, at + self.counts[chunk])
                 at += self.counts[chunk]
         return found
@@ -251,15 +275,17 @@ class _Part:
         rows, ids = block.expand(repetition, mine)
         ends = (block.src[rows].tolist(), block.dst[rows].tolist(), block.reduce[rows].tolist())
         for src, dst, reduce, chunk in zip(*ends, ids.tolist(), strict=True):
-            if not self.counts[chunk]:
-                continue
-            box, peer = (out, dst) if src == self.rank else (into, src)
-            box.setdefault(peer, []).append((chunk, reduce))
+            box, peer = (into, src) if dst == self.rank else (out, dst)
+            content = box.setdefault(peer, [])  # also of an empty chunk: it keeps its turn
+            if self.counts[chunk]:
+                content.append((chunk, reduce))
         return self._messages(out), self._messages(into)
 
     def _messages(self, boxes: dict[int, list[tuple[int, bool]]]) -> list[_Message]:
         made = []
         for peer, content in boxes.items():
+            if not content:
+                continue
             chunks, reduce = zip(*content, strict=True)
             made.append(_Message(peer, sum(self.counts[c] for c in chunks), chunks, reduce))
         return made

@@ -4,15 +4,17 @@ Each function gives a `Fabric` (see `routes` for what it can do) without ranks; 
 ranks on its nodes. Rates and latencies come from the caller: there are no hardware numbers here.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 
 from trnsim.device.errors import BadInput
 
-from .routes import Fabric, Level, Rates, Routes, positive
+from .names import Listed, Names, Numbered, Repeated, chained
+from .routes import KINDS, NIC, SWITCH, Fabric, Level, Rates, positive
+from .rows import Routes
 
 __all__ = ["Fabric", "Level", "Rates", "Routes", "graph", "join", "ring", "switch", "torus"]
 
@@ -46,13 +48,12 @@ def torus(
         if extent == 2:
             grid[:, dim, 1] = grid[:, dim, 0]
     return _fabric(
-        tuple(f"{name}{i}" for i in ids),
-        ("chip",) * len(ids),
+        Numbered(name, len(ids)),
+        np.zeros(len(ids), np.int8),
         (_cat(source), _cat(target), _cat(rate), _cat(latency)),
         grid=grid,
         coordinates=coordinates,
         extents=np.tile(np.array(dims, np.int64), (len(ids), 1)),
-        part=np.zeros(len(ids), np.int64),
     )
 
 
@@ -70,39 +71,35 @@ def ring(n: int, *, bytes_per_s: int, latency_ps: int = 0, both_ways: bool = Tru
 def switch(n: int, *, bytes_per_s: int, latency_ps: int = 0) -> Fabric:
     """n chips around one switch. latency_ps is one crossing, charged on the way up."""
     chip = torus((1,), bytes_per_s=bytes_per_s)
-    chips = [_renamed(chip, (f"chip{i}",)) for i in range(n)]
-    star = join(chips, bytes_per_s=bytes_per_s, latency_ps=latency_ps, prefix="")
-    return replace(star, server=np.zeros(len(star.names), np.int64))
+    star = join([chip] * n, bytes_per_s=bytes_per_s, latency_ps=latency_ps)
+    names = chained([Numbered("chip", n), Listed(("switch0",))])
+    return replace(star, names=names, server=np.zeros(n + 1, np.int32))
 
 
 def graph(
-    nodes: Sequence[str] | dict[str, str], links: Sequence[tuple[str, str, int, int]]
+    nodes: Sequence[str] | Mapping[str, str], links: Sequence[tuple[str, str, int, int]]
 ) -> Fabric:
     """Any graph: node names (with kinds) and one-way links (source, target, bytes/s, latency ps).
 
-    Raises BadInput for a name used twice, an unknown end or a rate that is not positive.
+    Raises BadInput for a name used twice, an unknown end or kind, or a rate that is not positive.
     """
-    kinds = dict(nodes) if isinstance(nodes, dict) else {n: "chip" for n in nodes}
+    kinds = dict(nodes) if isinstance(nodes, Mapping) else {n: "chip" for n in nodes}
     if len(kinds) != len(nodes):
         raise BadInput("nodes", ", ".join(nodes), "names used once")
-    index = {name: i for i, name in enumerate(kinds)}
-    for source, target, rate, _ in links:
-        for end in (source, target):
-            if end not in index:
-                raise BadInput("node of a link", end, index)
-        if source == target:
-            raise BadInput("link", f"{source}->{target}", "two different nodes")
-        positive("bytes_per_s", rate)
-    table = np.array([(index[s], index[t], r, d) for s, t, r, d in links], np.int64).reshape(-1, 4)
+    for name, kind in kinds.items():
+        if kind not in KINDS:
+            raise BadInput(f"kind of {name}", kind, KINDS)
+    names = Listed(tuple(kinds))
+    rows = [(*_ends(names, s, t), positive("bytes_per_s", r), d) for s, t, r, d in links]
+    table = np.array(rows, np.int64).reshape(-1, 4)
     n = len(kinds)
     return _fabric(
-        tuple(kinds),
-        tuple(kinds.values()),
+        names,
+        np.array([KINDS.index(kind) for kind in kinds.values()], np.int8),
         tuple(table.T),
         grid=np.full((n, 1, 2), -1, np.int64),
         coordinates=np.arange(n)[:, None],
         extents=np.zeros((n, 1), np.int64),
-        part=np.zeros(n, np.int64),
     )
 
 
@@ -118,168 +115,245 @@ def join(
     """Fabrics side by side, joined by one non-blocking switch. Attach ranks afterwards.
 
     Without `nics`, every chip has its own link of bytes_per_s to the switch and back. With `nics`,
-    each part has that many interfaces of bytes_per_s, which its chips share in blocks; a chip
+    each server has that many interfaces of bytes_per_s, which its chips share in blocks; a chip
     reaches its interface at nic_bytes_per_s (default: bytes_per_s).
     latency_ps is one whole crossing, charged on the way up. Inside a part, its own routes hold.
+    The same object given many times, as in `[server] * 1024`, is laid out once.
     """
     positive("bytes_per_s", bytes_per_s)
     if not parts:
         raise BadInput("parts", 0, "one fabric or more")
-    bare = [part._detached() for part in parts]
-    whole = _side_by_side(bare, prefix)
-    chips = [whole.chips[whole.server[whole.chips] == s] for s in np.unique(whole.server)]
-    if prefix == "":
-        chips = [whole.chips]
-    wiring = _Wiring(whole, int(bytes_per_s), int(latency_ps), nic_bytes_per_s or bytes_per_s)
-    for own in chips:
-        wiring.connect(own, nics)
-    return wiring.build()
+    whole = _side_by_side(_runs(parts), prefix)
+    if nics is None:
+        return _with_uplinks(whole, int(bytes_per_s), int(latency_ps))
+    rates = int(bytes_per_s), int(nic_bytes_per_s or bytes_per_s)
+    return _with_nics(whole, positive("nics", nics), rates, int(latency_ps), prefix)
 
 
-class _Wiring:
-    """Adds one level of switch, and the links of chips and interfaces to it."""
-
-    def __init__(self, whole: Fabric, rate: int, latency: int, host_rate: int) -> None:
-        self.whole, self.rate, self.latency, self.host_rate = whole, rate, latency, host_rate
-        self.names, self.kinds = list(whole.names), list(whole.kinds)
-        self.links: list[tuple[int, int, int, int]] = []
-        self.switch = self.add_node(f"switch{sum(k == 'switch' for k in self.kinds)}", "switch")
-        self.up: dict[int, list[int]] = {}
-        self.down: dict[int, list[int]] = {}
-        self.servers: list[int] = []
-
-    def add_node(self, name: str, kind: str) -> int:
-        self.names.append(name)
-        self.kinds.append(kind)
-        return len(self.names) - 1
-
-    def add_link(self, source: int, target: int, rate: int, latency: int) -> int:
-        self.links.append((source, target, rate, latency))
-        return len(self.whole.rate) + len(self.links) - 1
-
-    def connect(self, chips: np.ndarray, nics: int | None) -> None:
-        if nics is None:
-            for chip in chips.tolist():
-                self.up[chip] = [self.add_link(chip, self.switch, self.rate, self.latency), -1]
-                self.down[chip] = [-1, self.add_link(self.switch, chip, self.rate, 0)]
-            return
-        for nic, shared in enumerate(np.array_split(chips, positive("nics", nics))):
-            self.connect_nic(nic, shared.tolist())
-
-    def connect_nic(self, index: int, chips: list[int]) -> None:
-        if not chips:
-            return
-        server = int(self.whole.server[chips[0]])
-        nic = self.add_node(f"server{server}/nic{index}", "nic")
-        self.servers.append(server)
-        up = self.add_link(nic, self.switch, self.rate, self.latency)
-        down = self.add_link(self.switch, nic, self.rate, 0)
-        for chip in chips:
-            self.up[chip] = [self.add_link(chip, nic, self.host_rate, 0), up]
-            self.down[chip] = [down, self.add_link(nic, chip, self.host_rate, 0)]
-
-    def build(self) -> Fabric:
-        old, n = self.whole, len(self.names)
-        extra = np.array(self.links, np.int64).reshape(-1, 4)
-        server = np.concatenate([old.server, [-1], np.array(self.servers, np.int64)])
-        up, down = np.full((n, 2), -1, np.int64), np.full((n, 2), -1, np.int64)
-        up[list(self.up)] = list(self.up.values())
-        down[list(self.down)] = list(self.down.values())
-        grown = [_grown_level(level, n) for level in old.levels]
-        return replace(
-            old,
-            names=tuple(self.names),
-            kinds=tuple(self.kinds),
-            source=np.concatenate([old.source, extra[:, 0]]),
-            target=np.concatenate([old.target, extra[:, 1]]),
-            rate=np.concatenate([old.rate, extra[:, 2]]),
-            latency=np.concatenate([old.latency, extra[:, 3]]),
-            alive=np.concatenate([old.alive, np.ones(len(extra), bool)]),
-            grid=_grown(old.grid, n, -1),
-            coordinates=_grown(old.coordinates, n, 0),
-            extents=_grown(old.extents, n, 0),
-            levels=(*grown, Level(np.zeros(n, np.int64), up, down)),
-            server=server,
-        )
+def _ends(names: Names, source: str, target: str) -> tuple[int, int]:
+    ends = names.need(source, "node of a link"), names.need(target, "node of a link")
+    if source == target:
+        raise BadInput("link", f"{source}->{target}", "two different nodes")
+    return ends
 
 
-def _side_by_side(parts: Sequence[Fabric], prefix: str) -> Fabric:
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """`count` copies of one part: the numbers that their nodes, links and servers start from."""
+
+    part: Fabric
+    nodes: np.ndarray
+    links: np.ndarray
+    servers: np.ndarray
+
+    @property
+    def count(self) -> int:
+        return len(self.nodes)
+
+    def same(self, table: np.ndarray) -> np.ndarray:
+        """The table of every copy, one after another."""
+        return np.tile(table, (self.count,) + (1,) * (table.ndim - 1))
+
+    def moved(self, table: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        """The same, with ids that count from the copy's start; -1 stays."""
+        by = starts.astype(np.int32).reshape(-1, *[1] * table.ndim)
+        return np.where(table >= 0, table + by, np.int32(-1)).reshape(-1, *table.shape[1:])
+
+    def twin(self) -> np.ndarray:
+        """Nodes and link offsets relative to the first copy, or to its own first equal part."""
+        home = self.same(self.part.twin[:, 0]) + self.nodes[0]
+        shift = self.part.twin[:, 1] + (self.links - self.links[0])[:, None]
+        return np.stack([home, shift.reshape(-1)], axis=1).astype(np.int32)
+
+
+def _runs(parts: Sequence[Fabric]) -> list[_Run]:
+    """Parts without ranks; neighbours that are one object are one run."""
+    found, starts = [], np.zeros(3, np.int64)
+    for _, same in groupby(parts, key=id):
+        copies = list(same)
+        part = copies[0].detached()
+        size = np.array([len(part.names), len(part.rate), _server_count(part)])
+        each = starts + np.arange(len(copies))[:, None] * size
+        found.append(_Run(part, *each.T))
+        starts = starts + len(copies) * size
+    return found
+
+
+def _side_by_side(runs: list[_Run], prefix: str) -> Fabric:
     """One fabric with all nodes and links of the parts, renumbered, and no link between them."""
-    dims = max(p.grid.shape[1] for p in parts)
-    depth = max(len(p.levels) for p in parts)
-    nodes = np.cumsum([0, *(len(p.names) for p in parts)])
-    links = np.cumsum([0, *(len(p.rate) for p in parts)])
-    servers = np.cumsum([0, *(_server_count(p) for p in parts)])
-    grids = [_shift(_pad(p.grid, dims, -1), k) for p, k in zip(parts, links[:-1], strict=True)]
-    server = [
-        np.where(p.server < 0, -1, p.server + k) for p, k in zip(parts, servers[:-1], strict=True)
-    ]
+    dims = max(r.part.grid.shape[1] for r in runs)
+    depth = max(len(r.part.levels) for r in runs)
     return Fabric(
-        names=tuple(_names(parts, prefix)),
-        kinds=tuple(kind for p in parts for kind in p.kinds),
-        source=_cat([p.source + k for p, k in zip(parts, nodes[:-1], strict=True)]),
-        target=_cat([p.target + k for p, k in zip(parts, nodes[:-1], strict=True)]),
-        rate=_cat([p.rate for p in parts]),
-        latency=_cat([p.latency for p in parts]),
-        alive=_cat([p.alive for p in parts]).astype(bool),
-        grid=_cat(grids),
-        coordinates=_cat([_pad(p.coordinates, dims, 0) for p in parts]),
-        extents=_cat([_pad(p.extents, dims, 1) for p in parts]),
-        levels=tuple(_stack_level(parts, depth, k, links) for k in range(depth)),
-        server=_cat(server),
+        names=chained([_names(r, prefix) for r in runs]),
+        kind=_cat([r.same(r.part.kind) for r in runs]),
+        source=_cat([r.moved(r.part.source, r.nodes) for r in runs]),
+        target=_cat([r.moved(r.part.target, r.nodes) for r in runs]),
+        rate=_cat([r.same(r.part.rate) for r in runs]),
+        latency=_cat([r.same(r.part.latency) for r in runs]),
+        alive=_cat([r.same(r.part.alive) for r in runs]),
+        grid=_cat([r.moved(_pad(r.part.grid, dims, -1), r.links) for r in runs]),
+        coordinates=_cat([r.same(_pad(r.part.coordinates, dims, 0)) for r in runs]),
+        extents=_cat([r.same(_pad(r.part.extents, dims, 1)) for r in runs]),
+        levels=tuple(_stack_level(runs, k) for k in range(depth)),
+        server=_cat([r.moved(r.part.server, r.servers) for r in runs]),
+        twin=_cat([r.twin() for r in runs]),
     )
 
 
-def _stack_level(parts: Sequence[Fabric], depth: int, index: int, links: np.ndarray) -> Level:
+def _stack_level(runs: list[_Run], index: int) -> Level:
     """Level `index` of all parts; a part with fewer levels repeats its last part numbers."""
     part, up, down, used = [], [], [], 0
-    for fabric, first in zip(parts, links[:-1], strict=True):
-        level = fabric.levels[min(index, len(fabric.levels) - 1)]
+    for r in runs:
+        level = r.part.levels[min(index, len(r.part.levels) - 1)]
+        size = int(level.part.max(initial=-1)) + 1
+        part.append(r.moved(level.part, used + size * np.arange(r.count)))
+        used += size * r.count
         none = np.full_like(level.up, -1)
-        own = index < len(fabric.levels)
-        part.append(level.part + used)
-        up.append(_shift(level.up, first) if own else none)
-        down.append(_shift(level.down, first) if own else none)
-        used += int(level.part.max(initial=-1)) + 1
+        own = index < len(r.part.levels)
+        up.append(r.moved(level.up if own else none, r.links))
+        down.append(r.moved(level.down if own else none, r.links))
     return Level(_cat(part), _cat(up), _cat(down))
 
 
-def _names(parts: Sequence[Fabric], prefix: str) -> list[str]:
-    if prefix == "":
-        return [name for p in parts for name in p.names]
-    firsts = np.cumsum([0, *(_server_count(p) for p in parts)]).tolist()
-    names = []
-    for part, (first, stop) in zip(parts, pairwise(firsts), strict=True):
-        tag = f"{prefix}{first}" if stop - first == 1 else f"{prefix}s{first}-{stop - 1}"
-        names += [f"{tag}/{name}" for name in part.names]
-    return names
+def _names(run: _Run, prefix: str) -> Names:
+    step = _server_count(run.part)
+    return Repeated(prefix, run.count, run.part.names, int(run.servers[0]), step)
 
 
 def _server_count(fabric: Fabric) -> int:
     return int(fabric.server.max(initial=0)) + 1
 
 
-def _fabric(names, kinds, links, *, grid, coordinates, extents, part) -> Fabric:
-    source, target, rate, latency = (np.asarray(column, np.int64) for column in links)
-    none = np.full((len(names), 2), -1, np.int64)
-    return Fabric(
-        names,
-        kinds,
-        source,
-        target,
-        rate,
-        latency,
-        np.ones(len(rate), bool),
-        grid,
-        coordinates,
-        extents,
-        (Level(part, none, none),),
-        np.zeros(len(names), np.int64),
+def _with_uplinks(whole: Fabric, rate: int, latency: int) -> Fabric:
+    """A switch, and a link of every chip to it and back."""
+    chips, hub = whole.chips, len(whole.names)
+    up = len(whole.rate) + np.arange(len(chips))
+    links = [_links(chips, hub, rate, latency), _links(hub, chips, rate, 0)]
+    return _grown(
+        whole,
+        names=Listed((_switch_name(whole),)),
+        kind=np.array([SWITCH], np.int8),
+        server=np.array([-1], np.int32),
+        links=np.concatenate(links),
+        up=(chips, np.stack([up, np.full_like(up, -1)], axis=1)),
+        down=(chips, np.stack([np.full_like(up, -1), up + len(chips)], axis=1)),
     )
 
 
-def _renamed(fabric: Fabric, names: tuple[str, ...]) -> Fabric:
-    return replace(fabric, names=names)
+def _with_nics(
+    whole: Fabric, nics: int, rates: tuple[int, int], latency: int, prefix: str
+) -> Fabric:
+    """A switch, interfaces, and the links between them and the chips.
+
+    rates: bytes/s of an interface, and of a chip's link to it.
+    """
+    chips, hub, first = whole.chips, len(whole.names), len(whole.rate)
+    server, index = _interfaces(whole.server[chips], nics)
+    shared, which = np.unique(server * nics + index, return_inverse=True)
+    nic, n, c = hub + 1 + np.arange(len(shared)), len(shared), len(chips)
+    out = first + 2 * n + np.arange(c)
+    links = [_links(nic, hub, rates[0], latency), _links(hub, nic, rates[0], 0)]
+    links += [_links(chips, nic[which], rates[1], 0), _links(nic[which], chips, rates[1], 0)]
+    return _grown(
+        whole,
+        names=chained([Listed((_switch_name(whole),)), *_nic_names(shared // nics, prefix)]),
+        kind=np.array([SWITCH] + [NIC] * n, np.int8),
+        server=np.concatenate([[-1], shared // nics]).astype(np.int32),
+        links=np.concatenate(links),
+        up=(chips, np.stack([out, first + which], axis=1)),
+        down=(chips, np.stack([first + n + which, out + c], axis=1)),
+    )
+
+
+def _interfaces(server: np.ndarray, nics: int) -> tuple[np.ndarray, np.ndarray]:
+    """(server, interface) of each chip: the chips of a server share its interfaces in blocks."""
+    order = np.argsort(server, kind="stable")
+    _, starts, counts = np.unique(server[order], return_index=True, return_counts=True)
+    within = np.empty(len(server), np.int64)
+    within[order] = np.arange(len(server)) - np.repeat(starts, counts)
+    size = np.empty(len(server), np.int64)
+    size[order] = np.repeat(counts, counts)
+    small, more = np.divmod(size, nics)  # `more` interfaces serve one chip more than the others
+    late = within - more * (small + 1)
+    index = np.where(late < 0, within // (small + 1), more + late // np.maximum(small, 1))
+    return server.astype(np.int64), index
+
+
+def _nic_names(server: np.ndarray, prefix: str) -> list[Names]:
+    """Names of interfaces from the server of each, by server."""
+    numbers, counts = np.unique(server, return_counts=True)
+    rows = zip(numbers.tolist(), counts.tolist(), strict=True)
+    names: list[Names] = []
+    for count, same in groupby(rows, key=lambda row: row[1]):
+        own = [number for number, _ in same]
+        names.append(Repeated(prefix, len(own), Numbered("nic", count), own[0]))
+    return names
+
+
+def _switch_name(whole: Fabric) -> str:
+    return f"switch{len(whole.levels) - 1}"
+
+
+def _links(source: np.ndarray | int, target: np.ndarray | int, rate: int, latency: int):
+    """int64[n, 4]: source, target, rate and latency of links."""
+    return np.stack(np.broadcast_arrays(source, target, rate, latency), axis=1).astype(np.int64)
+
+
+Ports = tuple[np.ndarray, np.ndarray]  # nodes, and their two link ids each
+
+
+def _grown(
+    whole: Fabric, *, names: Names, kind: np.ndarray, server: np.ndarray, links: np.ndarray,
+    up: Ports, down: Ports,
+) -> Fabric:  # fmt: skip
+    """The fabric with more nodes and links, and one level more, below which all nodes are."""
+    n, more = len(whole.names) + len(kind), len(kind)
+    here = np.arange(len(whole.names), n, dtype=np.int32)
+    level = Level(np.zeros(n, np.int32), _ports(n, up), _ports(n, down))
+    return replace(
+        whole,
+        names=chained([whole.names, names]),
+        kind=np.concatenate([whole.kind, kind]),
+        source=np.concatenate([whole.source, links[:, 0].astype(np.int32)]),
+        target=np.concatenate([whole.target, links[:, 1].astype(np.int32)]),
+        rate=np.concatenate([whole.rate, links[:, 2]]),
+        latency=np.concatenate([whole.latency, links[:, 3]]),
+        alive=np.concatenate([whole.alive, np.ones(len(links), bool)]),
+        grid=_longer(whole.grid, more, -1),
+        coordinates=_longer(whole.coordinates, more, 0),
+        extents=_longer(whole.extents, more, 0),
+        levels=(*(_longer_level(old, more) for old in whole.levels), level),
+        server=np.concatenate([whole.server, server]),
+        twin=np.concatenate([whole.twin, np.stack([here, np.zeros_like(here)], axis=1)]),
+    )
+
+
+def _ports(n: int, ports: Ports) -> np.ndarray:
+    table = np.full((n, 2), -1, np.int32)
+    table[ports[0]] = ports[1]
+    return table
+
+
+def _fabric(names, kind, links, *, grid, coordinates, extents) -> Fabric:
+    """A fabric that is one part and one server."""
+    source, target, rate, latency = (np.asarray(column, np.int64) for column in links)
+    n = len(names)
+    none, home = np.full((n, 2), -1, np.int32), np.zeros(n, np.int32)
+    return Fabric(
+        names=names,
+        kind=kind,
+        source=source.astype(np.int32),
+        target=target.astype(np.int32),
+        rate=rate,
+        latency=latency,
+        alive=np.ones(len(rate), bool),
+        grid=grid.astype(np.int32),
+        coordinates=coordinates.astype(np.int32),
+        extents=extents.astype(np.int32),
+        levels=(Level(home, none, none),),
+        server=home,
+        twin=np.stack([np.arange(n, dtype=np.int32), home], axis=1),
+    )
 
 
 def _each(field: str, value: Rates, dims: Sequence[int]) -> list[int]:
@@ -293,20 +367,16 @@ def _cat(arrays: list[np.ndarray]) -> np.ndarray:
     return np.concatenate(arrays) if arrays else np.empty(0, np.int64)
 
 
-def _shift(ids: np.ndarray, by: int) -> np.ndarray:
-    return np.where(ids >= 0, ids + by, -1)
-
-
 def _pad(table: np.ndarray, dims: int, fill: int) -> np.ndarray:
     """Widen axis 1 to `dims`. Extents pad with 1, so that a padded dimension is never walked."""
     width = [(0, 0), (0, dims - table.shape[1])] + [(0, 0)] * (table.ndim - 2)
-    return np.pad(table, width, constant_values=fill)
+    return np.pad(table, width, constant_values=fill) if any(map(any, width)) else table
 
 
-def _grown(table: np.ndarray, n: int, fill: int) -> np.ndarray:
-    return np.pad(table, [(0, n - len(table))] + [(0, 0)] * (table.ndim - 1), constant_values=fill)
+def _longer(table: np.ndarray, more: int, fill: int) -> np.ndarray:
+    return np.concatenate([table, np.full((more, *table.shape[1:]), fill, table.dtype)])
 
 
-def _grown_level(level: Level, n: int) -> Level:
+def _longer_level(level: Level, more: int) -> Level:
     """Nodes that a new level adds are in no part of the levels below it."""
-    return Level(_grown(level.part, n, -1), _grown(level.up, n, -1), _grown(level.down, n, -1))
+    return Level(*(_longer(table, more, -1) for table in (level.part, level.up, level.down)))

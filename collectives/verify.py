@@ -11,6 +11,7 @@ from trnsim.device.errors import TrnsimError
 
 from .schedule import Block, Collective, Schedule
 
+_COLUMNS = ("src", "dst", "base", "span", "offset", "step", "reduce")
 _CAP = 2  # a contribution held twice is wrong however often: counts stop here and never overflow
 
 
@@ -32,17 +33,36 @@ def _check_shape(collective: Collective, schedule: Schedule, title: str) -> None
     n, pieces = collective.ranks, collective.pieces
     if schedule.ranks != n:
         raise WrongSchedule(f"{title}: the schedule is for {schedule.ranks} ranks")
-    if not np.array_equal(np.sort(schedule.piece_of(pieces)), np.arange(pieces)):
-        raise WrongSchedule(f"{title}: its order is not a permutation of {pieces} pieces")
     chunks = pieces * schedule.parts
-    for number, block in enumerate(schedule.blocks):
+    if not np.array_equal(np.sort(schedule.natural(pieces)), np.arange(chunks)):
+        raise WrongSchedule(f"{title}: its order is not a permutation of {pieces} pieces")
+    for number, block in enumerate(schedule.flat.blocks):
         where = f"{title}, block {number}"
         for end, name in ((block.src, "source"), (block.dst, "destination")):
             _refuse(where, (end < 0) | (end >= n), f"{name} rank", end)
-        _refuse(where, block.src == block.dst, "sends to itself: rank", block.src)
+        alone = (block.src == block.dst) & ~_again(block)
+        _refuse(where, alone, "sends to itself: rank", block.src)
         _refuse(where, (block.span < 0) | (block.span > block.modulus), "span", block.span)
         last = block.offset + block.modulus
         _refuse(where, (block.offset < 0) | (last > chunks), "chunk", last - 1)
+        if block.fused is not None:
+            _refuse(where, block.fused & ~_joined(block), "fused transfer from rank", block.src)
+
+
+def _joined(block: Block) -> np.ndarray:
+    """bool[T]: whether a transfer could be one DMA operation with the one before it."""
+    same = {f: getattr(block, f) == np.roll(getattr(block, f), 1) for f in _COLUMNS}
+    chunks = same["base"] & same["span"] & same["offset"] & same["step"] & same["reduce"]
+    joined = chunks & np.where(block.reduce, same["dst"], same["src"])
+    joined[:1] = False
+    return joined
+
+
+def _again(block: Block) -> np.ndarray:
+    """bool[T]: ranks that add what they had to a chunk that another transfer of the round fills."""
+    filled = set(block.dst[~block.reduce].tolist())
+    mine = [rank in filled for rank in block.dst.tolist()]
+    return block.reduce & np.array(mine, bool)
 
 
 def _refuse(where: str, wrong: np.ndarray, name: str, values: np.ndarray) -> None:
@@ -58,8 +78,7 @@ def _initial(collective: Collective, schedule: Schedule) -> np.ndarray:
     state = np.zeros((n, collective.pieces * parts, n if collective.reducing else 1), np.uint8)
     for rank in range(n):
         for slot in collective.inputs(rank):
-            first = place[slot.piece] * parts
-            state[rank, first : first + parts, rank if collective.reducing else 0] = 1
+            state[rank, place[slot.piece], rank if collective.reducing else 0] = 1
     return state
 
 
@@ -74,10 +93,28 @@ def _apply(state: np.ndarray, block: Block, repetition: int, title: str) -> None
         ids[reduce],
         f"{title}: rank {{}} reduces into chunk {{}} that it does not hold",
     )
-    _must_not_race(dst * state.shape[1] + ids, reduce, state.shape[1], title)
+    turn = np.argsort(_message_turn(block)[index], kind="stable")
+    _must_not_race((dst * state.shape[1] + ids)[turn], reduce[turn], state.shape[1], title)
     state[dst[~reduce], ids[~reduce]] = payload[~reduce]
-    for rank, chunk, row in zip(dst[reduce], ids[reduce], payload[reduce], strict=True):
-        state[rank, chunk] = np.minimum(state[rank, chunk] + row, _CAP)
+    _add(state, dst[reduce], ids[reduce], payload[reduce])
+
+
+def _message_turn(block: Block) -> np.ndarray:
+    """int64[T]: a pair's transfers are one message, which applies in the turn of the first."""
+    pairs = block.src.astype(np.int64) << 32 | block.dst
+    _, first, which = np.unique(pairs, return_index=True, return_inverse=True)
+    return first[which]
+
+
+def _add(state: np.ndarray, dst: np.ndarray, ids: np.ndarray, payload: np.ndarray) -> None:
+    """Add rows to the chunks that they arrive in; several for one chunk take several passes."""
+    while dst.size:
+        _, now = np.unique(dst * state.shape[1] + ids, return_index=True)
+        total = state[dst[now], ids[now]] + payload[now]
+        state[dst[now], ids[now]] = np.minimum(total, _CAP)
+        later = np.ones(len(dst), bool)
+        later[now] = False
+        dst, ids, payload = dst[later], ids[later], payload[later]
 
 
 def _must_hold(held: np.ndarray, ranks: np.ndarray, ids: np.ndarray, message: str) -> None:
@@ -88,9 +125,9 @@ def _must_hold(held: np.ndarray, ranks: np.ndarray, ids: np.ndarray, message: st
 
 
 def _must_not_race(keys: np.ndarray, reduce: np.ndarray, chunks: int, title: str) -> None:
-    """Several transfers into one chunk in one round are legal only if all of them reduce."""
-    values, inverse, times = np.unique(keys, return_inverse=True, return_counts=True)
-    wrong = (times[inverse] > 1) & ~reduce
+    """Of several transfers into one chunk in one round, only the first may overwrite."""
+    values, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+    wrong = (np.arange(len(keys)) != first[inverse]) & ~reduce
     if wrong.any():
         rank, chunk = divmod(int(values[inverse[np.argmax(wrong)]]), chunks)
         raise WrongSchedule(f"{title}: rank {rank} gets chunk {chunk} from several transfers")
@@ -99,13 +136,13 @@ def _must_not_race(keys: np.ndarray, reduce: np.ndarray, chunks: int, title: str
 def _check_result(
     state: np.ndarray, collective: Collective, schedule: Schedule, title: str
 ) -> None:
-    parts, place = schedule.parts, schedule.place_of(collective.pieces)
+    place = schedule.place_of(collective.pieces)
     for rank in range(collective.ranks):
         for slot in collective.outputs(rank):
-            first = int(place[slot.piece]) * parts
-            wrong = (state[rank, first : first + parts] != 1).any(axis=-1)
+            chunks = np.sort(place[slot.piece])
+            wrong = (state[rank, chunks] != 1).any(axis=-1)
             if wrong.any():
-                chunk = first + int(np.argmax(wrong))
+                chunk = int(chunks[np.argmax(wrong)])
                 story = _story(state[rank, chunk], collective.reducing)
                 raise WrongSchedule(f"{title}: rank {rank} ends with chunk {chunk} wrong: {story}")
 

@@ -7,11 +7,14 @@ Times are integer picoseconds, sizes bytes, rates bytes per second, clocks hertz
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
+from importlib import resources
 from typing import Any
 
 from .errors import BadFile, BadInput
 from .numbers import Number, read_entries, read_toml
+from .overlay import Overlay, parse_overlay
 
+CALIBRATED = "calibrated.toml"  # written by `trnsim calibrate`, laid over the spec files
 SPEC_FILES = {
     "inf2": "inferentia2", "trn1": "trainium1", "trn2": "trainium2", "trn3": "trainium3",
 }  # fmt: skip
@@ -27,6 +30,7 @@ class ChipShape:
     title: str
     generation: int  # NeuronCore version: 2 (Trainium1, Inferentia2), 3, 4
     cores: int  # physical NeuronCores per chip
+    dies: int  # cores of one die have consecutive numbers
     lnc_allowed: tuple[int, ...]
     lnc_default: int
     chip_peak_flops: Mapping[str, int]  # printed for the chip; for utilisation, not for timing
@@ -128,15 +132,21 @@ class Links:
     cc_streams_per_core: int
     cc_packet_bytes: int
     cc_step_ps: int  # a CC-core's handling of one step of a collective
+    cc_rendezvous: int  # crossings of a route by semaphores beside the data of a send and receive
     collective_start_ps: int  # once per collective
     on_chip_bytes_per_s: int  # between cores of a chip, per physical core and direction
     on_chip_latency_ps: int
+    cc_hbm_fraction: float  # of a stack's bandwidth, for the touches of collectives
+    die_bytes_per_s: int  # from one die of the chip to the other, for all ranks together
+    die_latency_ps: int  # more than on the chip
     neuronlink_bytes_per_s: int  # as printed for the chip
     neuronlink_links: int
     link_bytes_per_s: Mapping[str, int]  # by level: torus, z, ring, server, rack, direct
+    link_efficiency: float  # what collectives get of that
     link_latency_ps: int
     switch_latency_ps: int
     efa_latency_ps: int
+    efa_efficiency: float  # what collectives get of the printed EFA rate
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -165,6 +175,10 @@ class Chip(Links, Dma, Memories, LaneEngines, TensorEngine, CoreTiming, ChipShap
     def stack_bytes_per_s(self) -> int:
         """Bandwidth of one HBM stack, which its cores share."""
         return self.hbm_bytes_per_s // self.hbm_stacks
+
+    def link_rate(self, level: str) -> int:
+        """Bytes/s that collectives get from a link of this level, per neighbour and direction."""
+        return int(self.link_bytes_per_s[level] * self.link_efficiency)
 
     def peak(self, dtype: str) -> int:
         """FLOP/s of one core's Tensor engine for a StableHLO dtype; f8 of any kind is `f8`."""
@@ -218,14 +232,25 @@ def _load(file: str) -> Chip:
     return chip_of(file, *read_spec(file))
 
 
+@cache
+def calibrated() -> Overlay:
+    """The calibrated numbers that come with trnsim."""
+    text = (resources.files("trnsim.device.specs") / CALIBRATED).read_text("utf-8")
+    return parse_overlay(text, CALIBRATED)
+
+
 def read_spec(file: str) -> tuple[dict[str, Any], dict[str, Number]]:
-    """(name, title, generation) and the numbers of a spec file, those of its base beneath."""
+    """(name, title, generation) and the numbers of a spec file.
+
+    Those of its base are beneath, calibrated ones above.
+    """
     table = read_toml(file)
     numbers = read_spec(table["base"])[1] if "base" in table else {}
     for section, entries in table.items():
         if isinstance(entries, Mapping):
             own = dict(read_entries(entries, f"{file}.toml", section))
             numbers = _replaced(numbers, own)
+    numbers |= dict(calibrated().get(table.get("name", ""), {}))
     return {key: table[key] for key in ("name", "title", "generation") if key in table}, numbers
 
 

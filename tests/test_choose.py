@@ -3,11 +3,14 @@
 import numpy as np
 import pytest
 
-from trnsim.collectives.choose import build, choose, plan
+from trnsim.collectives.choose import Policy, build, candidates, choose, plan
 from trnsim.collectives.fabric import Fabric, join, torus
-from trnsim.collectives.schedule import Collective
+from trnsim.collectives.layout import Layout, layout
+from trnsim.collectives.schedule import KINDS, Collective
 from trnsim.collectives.verify import verify
 from trnsim.device.errors import BadInput
+
+from .collective_reference import collective
 
 MB = 10**6
 
@@ -33,11 +36,57 @@ def test_inside_a_server_size_decides(kind: str, nbytes: int, algorithm: str) ->
     assert choose(asked(kind, 64, nbytes), [0] * 64).algorithm == algorithm
 
 
-def test_the_missing_kangaring_is_said() -> None:
-    choice = choose(asked("all_reduce", 64, 2**30), [0] * 64)
-    assert choice.reason == (
-        "1 GiB is above 56 MB inside one server: KangaRing is not built yet, so ring"
+def test_large_messages_take_kangaring_if_whole_chips_are_in_the_group() -> None:
+    fabric = cluster(1)
+    whole = [[0, 1, 2, 3, 20, 21, 22, 23]]
+    choice = plan(asked("all_reduce", 8, 2**30), whole, fabric).choice
+    assert (
+        choice.algorithm == "kangaring"
+        and choice.reason == "1 GiB is above 56 MB inside one server"
     )
+    for group, why in [
+        ([0, 1, 2, 3, 20, 21, 22], "all ranks of each chip in the group"),
+        ([0, 1, 20, 21], "all ranks of each chip in the group"),
+        (range(0, 64, 4), "all ranks of each chip in the group"),
+    ]:
+        choice = plan(asked("all_reduce", len(group), 2**30), [group], fabric).choice
+        assert choice.algorithm == "ring"
+        assert choice.reason == f"1 GiB is above 56 MB inside one server, and KangaRing needs {why}"
+    assert plan(asked("broadcast", 8, 2**30), whole, fabric).choice.reason.endswith(
+        ", and KangaRing has no broadcast"
+    )
+    alone = fabric.attach(fabric.chips)
+    choice = plan(asked("all_gather", 16, 2**30), [range(16)], alone).choice
+    assert choice.reason.endswith(", and KangaRing needs pairs of ranks on a chip")
+
+
+def test_kangaring_has_a_limit_of_ranks() -> None:
+    chips = torus((3,), bytes_per_s=10**9)
+    fabric = chips.attach(np.repeat(chips.chips, 86))
+    choice = plan(asked("all_reduce", 258, 2**30), [range(258)], fabric).choice
+    assert choice.algorithm == "ring"
+    assert choice.reason.endswith(", and 258 ranks are too many for KangaRing")
+
+
+def test_one_chip_has_no_ring_at_any_size() -> None:
+    fabric = cluster(1)
+    for nbytes in (2**20, 2**26, 2**33):
+        choice = plan(asked("all_reduce", 4, nbytes), [[4, 5, 6, 7]], fabric).choice
+        assert choice.algorithm == "rdh"
+
+
+def test_kangaring_rides_both_cycles_of_the_torus_both_ways() -> None:
+    fabric = cluster(1)
+    blocks = plan(asked("all_gather", 64, 2**30), [range(64)], fabric).schedule.blocks
+    ring = next(b for b in blocks if b.count > 1)
+    assert ring.count == 31 and sorted(set(ring.channel.tolist())) == [0, 1, 2, 3]
+    alone = ~ring.fused
+    routes = fabric.routes(ring.src[alone], ring.dst[alone])
+    used, times = np.unique(routes.links, return_counts=True)
+    assert len(used) == 64 and set(times.tolist()) == {1}  # every link of the torus, once
+    away = fabric.rank_node[ring.src] != fabric.rank_node[ring.dst]
+    assert (fabric.rank_node[ring.dst[1:]] == fabric.rank_node[ring.dst[:-1]])[ring.fused[1:]].all()
+    assert away.sum() == 2 * 64  # each hop between chips writes twice
 
 
 @pytest.mark.parametrize(
@@ -103,13 +152,16 @@ def test_rdh_exchanges_with_neighbours_on_a_torus() -> None:
         assert hops.max() <= 1
 
 
-def test_a_ring_follows_the_fabric() -> None:
+def test_rings_follow_the_fabric() -> None:
     fabric = cluster(1)
     what = asked("all_reduce", 64, 2**30)
     shuffled = np.random.default_rng(0).permutation(64)
     first = plan(what, shuffled[None], fabric, "ring").schedule.blocks[0]
-    hops = np.diff(fabric.routes(shuffled[first.src], shuffled[first.dst]).starts)
-    assert sorted(hops.tolist()) == [0] * 48 + [1] * 16
+    routes = fabric.routes(shuffled[first.src], shuffled[first.dst])
+    assert sorted(np.diff(routes.starts).tolist()) == [0] * 192 + [1] * 64
+    assert len(np.unique(routes.links)) == 64  # two cycles both ways: each link once
+    one = plan(what, shuffled[None], fabric, "ring:1").schedule
+    assert one.channels == 1 and one.blocks[0].transfers == 64
 
 
 def test_equal_plans_share_a_schedule() -> None:
@@ -146,11 +198,89 @@ def test_by_name() -> None:
             "ring",
             "^algorithm of all_to_all: ring is not valid; allowed: one of mesh,",
         ),
-        ("all_to_all", "hierarchical", "^algorithm of all_to_all: hierarchical is not valid"),
+        ("scatter", "hierarchical", "^algorithm of scatter: hierarchical is not valid"),
         ("all_reduce", "hierarchical:ring", "^steps of algorithm hierarchical: ring is not valid"),
         ("all_reduce", "hierarchical:ring+rhd", ".*; nearest valid: ring\\+rdh$"),
+        ("all_reduce", "ring:0", "^algorithm: ring:0 is not valid"),
+        ("all_reduce", "mesh:2", "^algorithm: mesh:2 is not valid"),
+        ("all_reduce", "hierarchical:ring+ring:x", "^algorithm: hierarchical:ring.ring:x is not"),
     ],
 )
 def test_bad_names_are_refused(kind: str, name: str, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         choose(asked(kind, 4, 64), [0, 0, 1, 1], name)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "kangaring",
+            "^group of algorithm kangaring: these ranks is not valid; allowed: all ranks",
+        ),
+        ("torus", "^group of algorithm torus: these ranks is not valid; allowed: all chips of one"),
+        ("torus:3", "^channels of algorithm torus: 3 is not valid"),
+        ("hierarchical:ring+ring", "^ranks per server: .3, 1. is not valid"),
+        ("hierarchical:ring+ring:4", "^ranks per server: .3, 1. is not valid"),
+    ],
+)
+def test_groups_that_an_algorithm_cannot_serve_are_refused(name: str, message: str) -> None:
+    fabric = cluster(2)
+    group = range(0, 64, 4) if name == "torus:3" else [0, 4, 9, 64]
+    with pytest.raises(BadInput, match=message):
+        plan(asked("all_reduce", len(group), 64), [group], fabric, name)
+
+
+def test_hierarchies_need_the_same_local_ranks_on_every_server() -> None:
+    fabric = cluster(2)
+    what = asked("all_reduce", 4, 64)
+    same, other = [[65, 1, 0, 64]], [[0, 1, 64, 66]]
+    assert plan(what, same, fabric).choice.algorithm == "hierarchical:mesh+mesh"
+    assert "spread unevenly" in plan(what, other, fabric).choice.reason
+    across = plan(what, same, fabric, "hierarchical:ring+ring").schedule.flat.blocks[1]
+    local = np.array(same[0]) % 64
+    assert (local[across.src] == local[across.dst]).all()
+
+
+def test_policies_can_be_changed() -> None:
+    fabric = cluster(2)
+    what, group = asked("all_reduce", 128, 2**30), [range(128)]
+    flat = plan(what, group, fabric, policy=Policy(flat_ring=True)).choice
+    assert flat.algorithm == "ring" and flat.reason.endswith(
+        "large messages go round one flat ring"
+    )
+    piped = plan(what, group, fabric, policy=Policy(stages=3))
+    assert piped.schedule.algorithm == "hierarchical:kangaring+rdh:3"
+    few = plan(asked("all_reduce", 64, 1000), [range(64)], fabric, policy=Policy(mesh_below=999))
+    assert few.choice.reason == "1000 B is between 0.000999 and 56 MB inside one server"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_candidate_does_the_collective(kind: str) -> None:
+    for fabric, group in [
+        (cluster(1), range(8)),
+        (cluster(1).attach(cluster(1).chips), range(16)),
+        (cluster(2), [*range(4), *range(64, 68)]),
+        (cluster(2), [7, 3, 70]),
+    ]:
+        what = collective(kind, len(group), root=len(group) - 1)
+        names = candidates(what, layout(np.array([group]), fabric))
+        assert plan(what, [group], fabric).choice.algorithm in names
+        for name in names:
+            verify(what, plan(what, [group], fabric, name).schedule)
+
+
+def test_candidates_know_the_group() -> None:
+    what = asked("all_reduce", 16, 64)
+    fabric = cluster(1)
+    flat = {"ring", "mesh", "single_step_mesh", "rdh", "double_binary_tree"}
+    trees = {"double_binary_tree:1", "double_binary_tree:32"}
+    assert set(candidates(what, layout(np.arange(16)[None], fabric))) == flat | trees | {
+        "kangaring"
+    }
+    chips = fabric.attach(fabric.chips)
+    assert set(candidates(what, layout(np.arange(16)[None], chips))) == flat | trees | {"torus"}
+    two = candidates(what, layout(np.array([[*range(8), *range(64, 72)]]), cluster(2)))
+    assert {"hierarchical:kangaring+rdh", "hierarchical:ring+double_binary_tree:3"} <= set(two)
+    many = candidates(asked("all_reduce", 4096, 64), Layout.of_servers([0] * 4096))
+    assert set(many) == {"ring", "rdh"} | trees | {"double_binary_tree"}

@@ -141,7 +141,7 @@ def test_switches_join_to_a_second_level() -> None:
         "server0/chip0->server0/switch0",
         "server0/switch0->server0/chip1",
     ]
-    assert path(fabric, 1, 2) == ["server0/chip1->switch2", "switch2->server1/chip0"]
+    assert path(fabric, 1, 2) == ["server0/chip1->switch1", "switch1->server1/chip0"]
     assert path(fabric, 4, 5) == ["server2/chip0->server2/chip1"]
 
 

@@ -22,6 +22,7 @@ from trnsim.collectives.fabric import Fabric
 from trnsim.device.chip import load_chip
 from trnsim.device.errors import BadInput
 from trnsim.device.numbers import NEED_NOTE
+from trnsim.device.units import format_rate
 
 GIB = 2**30
 TRN1, TRN2, TRN3 = (load_chip(name) for name in ("trn1", "trn2", "trn3"))
@@ -115,7 +116,7 @@ def test_ultraserver_is_four_tori_and_rings_of_four() -> None:
         server, inside = divmod(chip, 16)
         ring = {(server + step) % 4 * 16 + inside for step in (1, 3)}
         assert near == ring | {server * 16 + other for other in NEURON_LS[inside]}
-    assert one.egress("chip0") == 4 * 128 * 10**9 + 2 * 64 * 10**9
+    assert one.egress("chip0") == 4 * TRN2.link_rate("torus") + 2 * TRN2.link_rate("z")
 
 
 @pytest.mark.parametrize(("name", "size"), [("trn3-gen1", 16), ("trn3-gen2", 4)])
@@ -131,7 +132,9 @@ def test_trn3_has_two_levels_of_switch_and_a_direct_twin(name: str, size: int) -
         f"rack-switch0->{near}",
     ]
     assert path(one, 0, half * per_chip)[1:-1] == [f"chip0->{far}"]
-    assert one.egress("chip0") == (256 + 320 + 128) * 10**9
+    levels = ("server", "rack", "direct")
+    assert one.egress("chip0") == sum(map(instance.chip.link_rate, levels))
+    assert sum(instance.chip.link_bytes_per_s.values()) == (256 + 320 + 128) * 10**9
 
 
 @all_instances
@@ -153,7 +156,8 @@ def test_between_nodes_a_transfer_takes_the_network_and_its_latency(name: str) -
     assert latency(whole, 0, per_node) == latency(whole, per_node - 1, 2 * per_node - 1)
     assert latency(whole, 0, per_node) == instance.chip.efa_latency_ps
     links = whole.routes(np.array([0]), np.array([per_node])).path(0)
-    assert min(whole.rate[links]) == instance.efa_bytes_per_s // instance.efa_devices
+    printed = instance.efa_bytes_per_s / instance.efa_devices
+    assert min(whole.rate[links]) == pytest.approx(printed * instance.chip.efa_efficiency)
     for rank in range(1, per_node, 7):
         assert not [step for step in path(whole, 0, rank) if "nic" in step]
 
@@ -290,6 +294,6 @@ def test_tables_say_what_a_user_asks() -> None:
         "12 GiB, half of a 24 GiB stack",
     ):
         assert part in text
-    assert "128 GB/s" in text and "assumed" in text and "1, 3, 4, 12" in text
+    assert format_rate(TRN2.link_rate("torus")) in text and "assumed" in text and "1, 3, 4, 12" in text
     overview = shown(overview_table([TRN1, TRN2]))
     assert "2.9 TB/s*" in overview and "32 GiB " in overview

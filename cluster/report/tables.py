@@ -186,7 +186,7 @@ def _links(instance: Instance, one: Fabric) -> list[dict[str, Any]]:
 
 
 def _level(chip: Chip, rate: int) -> str:
-    names = [name for name, known in chip.link_bytes_per_s.items() if known == rate]
+    names = [name for name in chip.link_bytes_per_s if chip.link_rate(name) == rate]
     return f"link_bytes_per_s.{names[0]}"
 
 

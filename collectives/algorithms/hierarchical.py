@@ -5,49 +5,76 @@ For X nodes with Y ranks each, after the vendor's inter-node description:
     all_reduce      = intra reduce_scatter, inter all_reduce, intra all_gather
     reduce_scatter  = intra reduce_scatter, inter reduce_scatter
     all_gather      = inter all_gather, intra all_gather
-    broadcast       = inter broadcast, intra broadcast
+    broadcast       = inter broadcast, intra broadcast;  reduce the other way round
+    all_to_all      = intra exchange by local index of the destination, inter exchange
 
-The steps are schedules of their own (ring, mesh, rdh), chosen independently. Inter steps run
-between ranks of the same local index, all local indices at once. Chunks are numbered so that what
-one local index owns is one run.
+The steps are schedules of their own, chosen independently. Inter steps run between ranks of the
+same local index, all local indices at once. With several pipeline stages (the vendor has up to
+three), every stage has its share of the buffer, and works inside the nodes while the one before it
+works across them.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from trnsim.device.errors import BadInput
 
 from ..schedule import Block, Collective, Schedule, block
-from . import mesh, rdh, ring
+from . import bruck, kangaring, levels, mesh, pairwise, rdh, ring, single_step, tree
+from .compose import moved_on, shares_order, side_by_side
 
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
-STEPS = {"ring": ring.schedule, "mesh": mesh.schedule, "rdh": rdh.schedule}
+KINDS = (*levels.KINDS, "all_to_all")
+MODULES = {
+    "ring": ring,
+    "kangaring": kangaring,
+    "mesh": mesh,
+    "rdh": rdh,
+    "double_binary_tree": tree,
+    "single_step_mesh": single_step,
+    "bruck": bruck,
+    "pairwise": pairwise,
+}
+INTRA = ("ring", "kangaring", "mesh", "rdh")
+INTER = ("ring", "mesh", "rdh", "double_binary_tree", "single_step_mesh")
+STAGES = 3
 
 
 def schedule(
-    collective: Collective, places: np.ndarray, intra: str = "ring", inter: str = "ring"
+    collective: Collective,
+    places: np.ndarray,
+    intra: str = "ring",
+    inter: str = "ring",
+    *,
+    stages: int = 1,
+    orders: np.ndarray | Sequence[Sequence[int]] | None = None,
+    chips: np.ndarray | Sequence[Sequence[int]] | None = None,
 ) -> Schedule:
     """The two-level schedule. places: int[X, Y], group position of each (node, local index).
 
-    Raises BadInput for other kinds, unknown steps, or `places` that does not hold each position.
+    orders: int[channels, Y], the rings inside a node over local indices (for kangaring
+    int[channels, C], over rows of `chips`). chips: int[C, k], local indices on each chip, for
+    kangaring and the two-step mesh. Raises BadInput for other kinds, steps and numbers of stages,
+    and for `places` that does not hold each position.
     """
     if collective.kind not in KINDS:
         raise BadInput("collective of algorithm hierarchical", collective.kind, KINDS)
-    for level, name in (("intra", intra), ("inter", inter)):
-        if name not in STEPS:
-            raise BadInput(f"{level} step of algorithm hierarchical", name, STEPS)
-    if not np.array_equal(np.sort(places, axis=None), np.arange(collective.ranks)):
-        raise BadInput("places", places.tolist(), f"each of 0..{collective.ranks - 1} once")
-    build = {
-        "all_reduce": _all_reduce,
-        "all_gather": _all_gather,
-        "reduce_scatter": _reduce_scatter,
-        "broadcast": _broadcast,
-    }[collective.kind]
-    parts, blocks, order = build(collective, places, intra, inter)
-    name = f"hierarchical:{intra}+{inter}"
-    return Schedule(name, collective.ranks, parts, tuple(blocks), order)
+    for level, name, known in (("intra", intra, INTRA), ("inter", inter, INTER)):
+        if name not in known:
+            raise BadInput(f"{level} step of algorithm hierarchical", name, known)
+    if not 1 <= stages <= STAGES:
+        raise BadInput("stages of algorithm hierarchical", stages, f"1..{STAGES}")
+    table = levels.Levels(places)
+    name = f"hierarchical:{intra}+{inter}" + (f":{stages}" if stages > 1 else "")
+    if collective.kind == "all_to_all":
+        return _all_to_all(table.places.astype(np.int64), name)
+    made = []
+    for order in [None] if orders is None else np.atleast_2d(orders):
+        steps = (_intra(intra, order, chips), MODULES[inter].schedule)
+        made.append(_pipeline(collective, table, steps, stages, name))
+    return side_by_side(made, collective.pieces, name)
 
 
 def places_of(nodes: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -62,79 +89,74 @@ def places_of(nodes: Sequence[int] | np.ndarray) -> np.ndarray:
     return np.argsort(which, kind="stable").reshape(len(names), -1)
 
 
-Parts = tuple[int, list[Block], np.ndarray | None]
+def _intra(name: str, order: np.ndarray | None, chips) -> levels.Step:
+    if name == "ring":
+        return partial(ring.schedule, order=order)
+    if name == "kangaring":
+        if chips is None:
+            raise BadInput("chips", None, "the local indices on each chip (kangaring)")
+        return partial(kangaring.schedule, chips=chips, order=order)
+    if name == "mesh" and chips is not None:
+        return partial(mesh.schedule, chips=np.asarray(chips))
+    return MODULES[name].schedule
 
 
-def _all_reduce(collective: Collective, places: np.ndarray, intra: str, inter: str) -> Parts:
+def _pipeline(
+    collective: Collective,
+    table: levels.Levels,
+    steps: Sequence[levels.Step],
+    stages: int,
+    name: str,
+) -> Schedule:
+    """Stage s does its phase p while stage s + 1 does its phase p - 1. Each stage is a lane."""
+    parts, phases, order = levels.phases(collective, table, steps)
+    share = Schedule(name, collective.ranks, parts, tuple(b for p in phases for b in p), order)
+    if stages == 1:
+        return share
+    channels, size = share.channels, collective.pieces * parts
+    apart = [_on_level(phase, p, len(phases), channels) for p, phase in enumerate(phases)]
+    blocks = [
+        replace(moved_on(b, stage * size), lane=stage)
+        for time in range(len(phases) + stages - 1)
+        for stage in range(stages)
+        if 0 <= time - stage < len(phases)
+        for b in apart[time - stage]
+    ]
+    order = shares_order([share] * stages, collective.pieces)
+    return Schedule(name, collective.ranks, parts * stages, tuple(blocks), order)
+
+
+def _on_level(phase: list[Block], index: int, phases: int, channels: int) -> list[Block]:
+    """The phase on the channels of its level: those inside and across nodes work side by side."""
+    outer = index == 1 if phases == 3 else index % 2
+    return [moved_on(b, 0, channel=channels * outer) for b in phase]
+
+
+def _all_to_all(places: np.ndarray, name: str) -> Schedule:
+    """Chunk ((x, y), y', x') goes from (x, y) to (x, y') and from there to (x', y')."""
     x, y = places.shape
-    scatter, gather = _step(intra, "reduce_scatter", y), _step(intra, "all_gather", y)
-    across = _step(inter, "all_reduce", x)
-    owned = scatter.place_of(y) * across.parts  # first chunk of what each local index owns
-    blocks = _embed(scatter, places, scale=across.parts)
-    blocks += _embed(across, places.T, offset=owned)
-    blocks += _embed(gather, places, scale=across.parts)
-    return y * across.parts, blocks, None
-
-
-def _reduce_scatter(collective: Collective, places: np.ndarray, intra: str, inter: str) -> Parts:
-    x, y = places.shape
-    inside, across = _step(intra, "reduce_scatter", y), _step(inter, "reduce_scatter", x)
-    blocks = _embed(inside, places, scale=x)
-    blocks += _embed(across, places.T, offset=inside.place_of(y) * x)
-    return 1, blocks, _order(places, across, inside)
-
-
-def _all_gather(collective: Collective, places: np.ndarray, intra: str, inter: str) -> Parts:
-    x, y = places.shape
-    inside, across = _step(intra, "all_gather", y), _step(inter, "all_gather", x)
-    blocks = _embed(across, places.T, offset=inside.place_of(y) * x)
-    blocks += _embed(inside, places, scale=x)
-    return 1, blocks, _order(places, across, inside)
-
-
-def _broadcast(collective: Collective, places: np.ndarray, intra: str, inter: str) -> Parts:
-    x, y = places.shape
-    node, local = (int(i[0]) for i in np.nonzero(places == collective.root))
-    across = _step(inter, "broadcast", x, root=node)
-    inside = _step(intra, "broadcast", y, root=local)
-    blocks = _embed(across, places[:, local][None], scale=inside.parts)
-    blocks += _embed(inside, places, scale=across.parts)
-    return across.parts * inside.parts, blocks, None
-
-
-def _step(name: str, kind: str, ranks: int, root: int = 0) -> Schedule:
-    reduction = "add" if kind in ("all_reduce", "reduce_scatter") else None
-    return STEPS[name](Collective(kind, ranks, 1, reduction=reduction, root=root))
-
-
-def _order(places: np.ndarray, across: Schedule, inside: Schedule) -> np.ndarray:
-    """Pieces by (place of the local index, place of the node)."""
-    x, y = places.shape
-    return places[across.piece_of(x)][:, inside.piece_of(y)].T.reshape(-1)
-
-
-def _embed(
-    step: Schedule, who: np.ndarray, *, offset: np.ndarray | int = 0, scale: int = 1
-) -> list[Block]:
-    """The step once per row of `who` (int[replicas, ranks of the step]), all rows at once.
-
-    Its chunk c becomes the `scale` chunks from offset[row] + c * scale.
-    """
-    first = np.broadcast_to(offset, len(who)).astype(np.int64)
-    return [_embed_block(b, who, first, scale) for b in step.blocks]
-
-
-def _embed_block(b: Block, who: np.ndarray, first: np.ndarray, scale: int) -> Block:
-    rows = len(who)
-    return block(
-        who[:, b.src].reshape(-1),
-        who[:, b.dst].reshape(-1),
-        np.tile(b.base * scale, rows),
-        span=np.tile(b.span * scale, rows),
-        offset=(first[:, None] + b.offset * scale).reshape(-1),
-        step=np.tile(b.step * scale, rows),
-        reduce=np.tile(b.reduce, rows),
-        channel=np.tile(b.channel, rows),
-        count=b.count,
-        modulus=b.modulus * scale,
+    n = x * y
+    where, away = np.arange(n), np.arange(y)
+    source, index = (a.reshape(-1) for a in np.meshgrid(where, away, indexing="ij"))
+    moving = source % y != index
+    source, index = source[moving], index[moving]
+    first = block(
+        places[source // y, source % y],
+        places[source // y, index],
+        source * n + index * x,
+        span=x,
+        modulus=n * n,
     )
+    source, target = (a.reshape(-1) for a in np.meshgrid(where, where, indexing="ij"))
+    moving = source // y != target // y
+    source, target = source[moving], target[moving]
+    second = block(
+        places[source // y, target % y],
+        places[target // y, target % y],
+        source * n + target % y * x + target // y,
+        modulus=n * n,
+    )
+    source, target = np.divmod(np.arange(n * n), n)  # target as (y', x')
+    pieces = places.reshape(-1)[source] * n + places[target % x, target // x]
+    blocks = tuple(b for b in (first, second) if b.transfers)
+    return Schedule(name, n, 1, blocks, pieces)

@@ -3,8 +3,8 @@
 With p the largest power of two up to n, the n - p ranks beyond it are folded: each hands its data
 to a partner below p before the exchange among p ranks, and gets its result from it afterwards.
 Halving (reduce_scatter) and doubling (all_gather) take log2(p) rounds each; all_reduce is one after
-the other; broadcast is a binomial tree. After Thakur, Rabenseifner, Gropp, "Optimization of
-Collective Communication Operations in MPICH" (2005).
+the other; broadcast, reduce, scatter, gather and barrier are binomial trees. After Thakur,
+Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH" (2005).
 
 Pieces are numbered so that a rank and the one folded into it are neighbours: then what moves in an
 exchange is always one run of chunks.
@@ -17,8 +17,18 @@ import numpy as np
 from trnsim.device.errors import BadInput
 
 from ..schedule import Block, Collective, Schedule, block, in_order
+from .compose import mirrored
 
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+KINDS = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "reduce",
+    "scatter",
+    "gather",
+    "barrier",
+)
 
 
 def schedule(collective: Collective, order: Sequence[int] | np.ndarray | None = None) -> Schedule:
@@ -35,6 +45,10 @@ def _schedule(collective: Collective) -> Schedule:
         "all_gather": _all_gather,
         "reduce_scatter": _reduce_scatter,
         "broadcast": _broadcast,
+        "reduce": lambda c: mirrored(_broadcast(c), reduce=True),
+        "scatter": _scatter,
+        "gather": lambda c: mirrored(_scatter(c), reduce=False),
+        "barrier": _barrier,
     }
     if collective.kind not in makers:
         raise BadInput("collective of algorithm rdh", collective.kind, KINDS)
@@ -85,6 +99,24 @@ def _broadcast(collective: Collective) -> Schedule:
         blocks.append(block((giver + root) % n, (giver + have + root) % n, 0, modulus=1))
         have *= 2
     return Schedule("rdh", n, 1, tuple(blocks))
+
+
+def _barrier(collective: Collective) -> Schedule:
+    down = _broadcast(collective)
+    up = mirrored(down, reduce=True)
+    return Schedule("rdh", collective.ranks, 1, up.blocks + down.blocks)
+
+
+def _scatter(collective: Collective) -> Schedule:
+    """Binomial tree: who has a run of pieces gives half of it away, until each has its own."""
+    n, root = collective.ranks, collective.root
+    blocks, distance = [], 1 << (n - 1).bit_length()
+    while distance := distance // 2:
+        giver = np.arange(0, n - distance, 2 * distance)  # places counted from the root
+        taker = giver + distance
+        span = np.minimum(distance, n - taker)
+        blocks.append(block((giver + root) % n, (taker + root) % n, taker, span=span, modulus=n))
+    return Schedule("rdh", n, 1, tuple(blocks), (np.arange(n) + root) % n)
 
 
 def _folded_order(n: int, p: int) -> tuple[np.ndarray, np.ndarray]:

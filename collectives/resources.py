@@ -1,0 +1,176 @@
+"""Everything that transfers share, numbered in one row: links, HBM stacks, crossings between dies.
+
+The one rule of sharing: in a round, a resource takes (all bytes of the round over it) / rate, and a
+transfer takes as long as the slowest resource on its way.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from trnsim.device.units import transfer_ps
+
+from .copies import Copies
+from .costs import Memory
+from .routes import Fabric
+from .rows import Routes
+
+_FEW = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """One resource of some of the pairs, each charged `weight` times the bytes of its pair.
+
+    rows: which pairs; None: all of them, in order. ids: int32, one per row.
+    """
+
+    rows: np.ndarray | None
+    ids: np.ndarray
+    weight: int = 1
+
+    def of(self, pairs: np.ndarray) -> np.ndarray:
+        """The entries of a per-pair array that this column's rows have."""
+        return pairs if self.rows is None else pairs[self.rows]
+
+
+@dataclass(frozen=True, eq=False)
+class Resources:
+    """The links of a fabric, then the stacks of a memory, then the crossings of its chips.
+
+    Reductions enter their destination at `reduce_fraction` of the rate of its DMA.
+    """
+
+    fabric: Fabric
+    memory: Memory | None = None
+    reduce_fraction: float = 1.0
+    _dies: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        memory = self.memory
+        if memory is not None and memory.die is not None:
+            object.__setattr__(self, "_dies", int(memory.die.max(initial=0)) + 1)
+
+    @cached_property
+    def rate(self) -> np.ndarray:
+        """int64[resources]: bytes/s."""
+        parts = [self.fabric.rate]
+        if self.memory is not None:
+            crossings = len(self.fabric.names) * self._dies**2
+            parts.append(np.asarray(self.memory.bytes_per_s, np.int64))
+            parts.append(np.full(crossings, self.memory.die_bytes_per_s, np.int64))
+        return np.concatenate(parts) if len(parts) > 1 else self.fabric.rate
+
+    @cached_property
+    def reduce_rate(self) -> np.ndarray:
+        """int64[resources]: bytes/s for reducing transfers."""
+        mine = self.fabric.dma_in[self.fabric.dma_in >= 0]
+        if self.reduce_fraction == 1 or not len(mine):
+            return self.rate
+        slower = self.rate.copy()
+        slower[mine] = np.maximum(1, (slower[mine] * self.reduce_fraction).astype(np.int64))
+        return slower
+
+    @property
+    def count(self) -> int:
+        return len(self.rate)
+
+    @cached_property
+    def into(self) -> np.ndarray:
+        """bool[links]: the DMA links into ranks."""
+        into = np.zeros(len(self.fabric.rate), bool)
+        into[self.fabric.dma_in[self.fabric.dma_in >= 0]] = True
+        return into
+
+    @cached_property
+    def copies(self) -> "Copies":
+        """The equal parts of the fabric."""
+        return Copies(self)
+
+    @property
+    def crossings(self) -> int:
+        """The number of the first crossing."""
+        return len(self.fabric.rate) + (0 if self.memory is None else len(self.memory.bytes_per_s))
+
+    def stack(self, ranks: np.ndarray) -> np.ndarray:
+        """int32: the resource that the HBM of each rank is."""
+        assert self.memory is not None
+        return (len(self.fabric.rate) + self.memory.of_rank[ranks]).astype(np.int32)
+
+    def crossing(self, src: np.ndarray, dst: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """(pairs that cross between the dies of a chip, the resource each takes), if any do."""
+        if not self._dies or self.memory is None or self.memory.die is None:
+            return None
+        here, there = self.fabric.rank_node[src], self.fabric.rank_node[dst]
+        a, b = self.memory.die[src], self.memory.die[dst]
+        rows = np.flatnonzero((here == there) & (a != b))
+        ways = (here[rows] * self._dies + a[rows]) * self._dies + b[rows]
+        return (rows, (self.crossings + ways).astype(np.int32)) if rows.size else None
+
+    def name(self, resource: int) -> str:
+        """For people: `chip0->chip1`, `dma out of rank 3`, `HBM stack 2`, `dies of chip4`."""
+        links = len(self.fabric.rate)
+        if resource < links:
+            return self.fabric.link_name(resource)
+        if resource < self.crossings:
+            return f"HBM stack {resource - links}"
+        return f"dies of {self.fabric.names[(resource - self.crossings) // self._dies**2]}"
+
+
+def route_columns(routes: Routes) -> list[Column]:
+    """The k-th link of all pairs that have so many, for each k."""
+    lengths = np.diff(routes.starts)
+    longest = int(lengths.max(initial=0))
+    if len(lengths) and int(lengths.min()) == longest:
+        table = routes.links.reshape(len(lengths), longest)
+        return [Column(None, np.ascontiguousarray(table[:, k])) for k in range(longest)]
+    columns = []
+    for k in range(longest):
+        rows = np.flatnonzero(lengths > k)
+        columns.append(Column(rows, routes.links[routes.starts[rows] + k]))
+    return columns
+
+
+def classes(values: np.ndarray) -> tuple[list[int], np.ndarray]:
+    """(distinct values, int32: which of them each is). Cheap when there are few of them."""
+    which = np.zeros(len(values), np.int32)
+    found: list[int] = []
+    left = np.arange(len(values)) if len(values) else np.empty(0, np.int64)
+    while left.size:
+        if len(found) >= _FEW:
+            rest, inverse = np.unique(values[left], return_inverse=True)
+            which[left] = inverse + len(found)
+            return found + rest.tolist(), which
+        value = values[left[0]]
+        which[left] = len(found)
+        found.append(int(value))
+        left = left[values[left] != value]
+    return found, which
+
+
+def needed_ps(load: np.ndarray, rate: np.ndarray) -> np.ndarray:
+    """int64: picoseconds for `load` bytes at `rate`, rounded up, exact."""
+    speeds, speed = classes(rate)
+    times = np.zeros(len(load), np.int64)
+    for k, value in enumerate(speeds):
+        mine = np.flatnonzero((speed == k) & (load > 0)) if len(speeds) > 1 else None
+        loads, which = classes(load if mine is None else load[mine])
+        table = np.array([transfer_ps(nbytes, value) for nbytes in loads], np.int64)
+        if mine is None:
+            return table[which] if len(table) else times
+        times[mine] = table[which]
+    return times
+
+
+def resources_of(
+    fabric: Fabric, memory: Memory | None = None, reduce_fraction: float = 1.0
+) -> Resources:
+    """The resources of a fabric; kept with it, so that all its prices share what is derived."""
+    kept = vars(fabric).setdefault("_resources", {})
+    key = (memory, reduce_fraction)
+    if key not in kept:
+        if len(kept) >= 8:
+            kept.clear()
+        kept[key] = Resources(fabric, memory, reduce_fraction)
+    return kept[key]

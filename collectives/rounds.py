@@ -1,0 +1,441 @@
+"""The rounds of a schedule in its groups: loads, durations, and the clocks' way through them."""
+
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+
+from .clocks import Clocks, Places, Round
+from .copies import Fold
+from .costs import Overheads
+from .loads import Across, Paths, Touch, limits
+from .resources import Resources, needed_ps
+from .schedule import Block, Collective, Schedule
+from .sizes import Bytes, Sizes, only
+from .tables import Positions, Table, positions_of
+
+_KEPT = 1 << 18  # clock numbers of larger rounds are made again when needed
+
+
+class Rounds:
+    """A schedule in the groups int[G, n], on resources."""
+
+    def __init__(
+        self, schedule: Schedule, resources: Resources, groups: np.ndarray, *, fold: bool = True
+    ) -> None:
+        self.schedule, self.resources, self.all_groups = schedule, resources, groups
+        self.copies, self.shortcuts = resources.copies, fold
+        self.fold = self.copies.fold(groups) if fold else None
+        self._lay(groups if self.fold is None else groups[self.fold.rows])
+        if self.fold is not None and not all(self.fold.stays(s.paths.used) for s in self.steps):
+            self.fold = None
+            self._lay(groups)
+
+    def _lay(self, groups: np.ndarray) -> None:
+        """Find the paths of every block in these groups."""
+        self.groups = groups
+        self.tables: dict[int, Table] = {}
+        known: dict[tuple, _Step] = {}
+        self.steps = [self._step(block, known) for block in self.schedule.blocks]
+
+    def _step(self, block: Block, known: "dict[tuple, _Step]") -> "_Step":
+        who = block.who
+        if id(who) not in self.tables:
+            self.tables[id(who)] = Table(self.copies, self.groups, who, self.shortcuts)
+        key = _pattern_key(block, self.resources.memory is not None)
+        if key not in known:
+            known[key] = _Step(self, self.tables[id(who)], block)
+        return known[key]
+
+    @cached_property
+    def unfolded(self) -> "Rounds":
+        """The same without taking anything for equal."""
+        return Rounds(self.schedule, self.resources, self.all_groups, fold=False)
+
+    @cached_property
+    def positions(self) -> Positions | None:
+        """Equal members of the equal parts of a single group; None if parts differ."""
+        return positions_of(self.groups, list(self.tables.values()), self.copies)
+
+    def rounds(self, collective: Collective) -> "list[Sized]":
+        """Rounds with their bytes; identical ones as one with a count."""
+        counts = self.schedule.chunk_counts(collective) * collective.itemsize
+        sizes = Sizes(counts, collective.itemsize)
+        rounds = []
+        for block, step in zip(self.schedule.blocks, self.steps, strict=True):
+            if sizes.balanced or block.count == 1:
+                nbytes = sizes.largest(block) if block.count > 1 else sizes.of(block, 0)
+                rounds.append(Sized(step, block, nbytes, block.count))
+            else:
+                rounds += [Sized(step, block, sizes.of(block, k), 1) for k in range(block.count)]
+        return [r for r in rounds if r.moves]
+
+    def totals(
+        self, rounds: "list[Sized]", by_group: bool = True
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(int64[resources] bytes, int64[resources] ps for them, int64[G] ps at the slowest)."""
+        load, needed = self._needed(rounds)
+        bound = self._group_bound(needed) if by_group else np.zeros(len(self.groups), np.int64)
+        if self.fold is not None:
+            return self.fold.expand(load), self.fold.expand(needed), bound[self.fold.of_row]
+        return load, needed, bound
+
+    def busy(self, rounds: "list[Sized]") -> tuple[np.ndarray, np.ndarray]:
+        """(resources that these rounds take, int64 ps that each is busy with them)."""
+        _, needed, _ = self.totals(rounds, by_group=False)
+        used = np.flatnonzero(needed)
+        return used, needed[used]
+
+    def _needed(self, rounds: "list[Sized]") -> tuple[np.ndarray, np.ndarray]:
+        copied, reduced = self._loads(rounds)
+        if reduced is None:
+            return copied, _busy(copied, self.resources.rate)
+        load = copied + reduced
+        if self.resources.rate is self.resources.reduce_rate:
+            return load, _busy(load, self.resources.rate)
+        needed = _busy(copied, self.resources.rate)
+        return load, needed + _busy(reduced, self.resources.reduce_rate)
+
+    def _loads(self, rounds: "list[Sized]") -> tuple[np.ndarray, np.ndarray | None]:
+        """Bytes over each resource by transfers that copy, and by those that reduce, if any."""
+        adding = _Adding(self.resources.count)
+        for r in rounds:
+            if r.reduce is not None:
+                adding.add(r, r.nbytes, r.reduce)
+                continue
+            for reduces in (False, True):
+                mine = np.where(r.block.reduce == reduces, r.each, 0)
+                if mine.any():
+                    adding.add(r, mine, reduces)
+        return adding.total(False), adding.total(True) if adding.has(True) else None
+
+    def _group_bound(self, needed: np.ndarray) -> np.ndarray:
+        if len(self.groups) == 1:
+            return np.array([needed.max(initial=0)], np.int64)
+        bound = np.zeros(len(self.groups), np.int64)
+        for step in dict.fromkeys(self.steps):
+            paths = step.direct
+            each = paths.slowest(needed[paths.used]).reshape(len(self.groups), -1)
+            bound = np.maximum(bound, each.max(axis=1, initial=0))
+        return bound
+
+    def run(
+        self,
+        rounds: "list[Sized]",
+        overheads: Overheads,
+        arrivals: np.ndarray,
+        marks: list[int] | None = None,
+    ) -> np.ndarray:
+        """int64[G, n]: when each rank ends; at once if nothing moves (a group of one rank).
+
+        arrivals: int64[G, n], equal in groups that are equal (see `alike`). marks: gets the latest
+        clock after each round.
+        """
+        if not rounds:
+            return arrivals
+        if self.fold is None:
+            return self._run(rounds, overheads, arrivals, marks)
+        ends = self._run(rounds, overheads, arrivals[self.fold.rows], marks)
+        return ends[self.fold.of_row]
+
+    def alike(self, arrivals: np.ndarray) -> "Rounds":
+        """These rounds, if groups that are taken for equal arrive equally; else without fold."""
+        if self.fold is None:
+            return self
+        same = np.array_equal(arrivals[self.fold.rows][self.fold.of_row], arrivals)
+        return self if same else self.unfolded
+
+    def _run(self, rounds: "list[Sized]", overheads: Overheads, arrivals, marks) -> np.ndarray:
+        wait = overheads.start_ps + (overheads.handshake_ps if overheads.handshake else 0)
+        entered, folded = arrivals.reshape(-1) + wait, None
+        if self.positions is not None and (entered == entered[0]).all():
+            folded = self.positions
+            entered = entered[: folded.count]
+        clocks = Clocks(entered, self.schedule.channels, self.schedule.lanes, overheads.step_ps)
+        for r in rounds:
+            short = r.folded(folded) if folded is not None else None
+            if folded is not None and short is None:
+                clocks.unfold(folded.of_rank)
+                folded = None
+            whole = r.full() if short is None else short
+            if overheads.rendezvous:
+                whole = replace(whole, latency=whole.latency * (1 + overheads.rendezvous))
+            clocks.repeat(whole)
+            if marks is not None:
+                marks.append(int(clocks.end().max()))
+        if folded is not None:
+            clocks.unfold(folded.of_rank)
+        return clocks.end().reshape(arrivals.shape)
+
+
+class _Adding:
+    """Adds up loads; equal transfers of one step, and steps that expand alike, at once."""
+
+    def __init__(self, resources: int) -> None:
+        self.resources = resources
+        self.equal: dict[tuple[Across | Paths, Fold | None, bool], int] = {}
+        self.totals: dict[tuple[Fold | None, bool], np.ndarray] = {}
+
+    def add(self, r: "Sized", nbytes: Bytes, reduces: bool) -> None:
+        source, fold, mine = r.step.loading(r, nbytes)
+        if isinstance(mine, int):
+            key = (source, fold, reduces)
+            self.equal[key] = self.equal.get(key, 0) + mine * r.count
+        elif isinstance(source, Paths):
+            self._into(source, fold, reduces, source.load(mine) * r.count)
+
+    def _into(self, source: Across | Paths, fold: Fold | None, reduces: bool, load) -> None:
+        key = (fold, reduces)
+        if key not in self.totals:
+            self.totals[key] = np.zeros(self.resources, np.int64)
+        self.totals[key][source.used] += load
+
+    def has(self, reduces: bool) -> bool:
+        """Whether any such transfer was added."""
+        return any(key[-1] == reduces for key in (*self.equal, *self.totals))
+
+    def total(self, reduces: bool) -> np.ndarray:
+        """int64[resources]"""
+        for (source, fold, flag), nbytes in list(self.equal.items()):
+            if flag == reduces:
+                self._into(source, fold, flag, source.counts * nbytes)
+                del self.equal[source, fold, flag]
+        whole = self.totals.get((None, reduces))
+        whole = np.zeros(self.resources, np.int64) if whole is None else whole
+        for (fold, flag), load in self.totals.items():
+            if flag == reduces and fold is not None:
+                whole = whole + fold.expand(load)
+        return whole
+
+
+class _Step:
+    """A block's pattern in all rows of its table: which resources its transfers take."""
+
+    def __init__(self, rounds: Rounds, table: Table, block: Block) -> None:
+        self.rounds, self.table, self.block = rounds, table, block
+        self.touch = _touch(block)
+        self.fold = table.fold if self.across is None else None
+        if self.across is None:
+            used = self.paths.used  # a rank that cannot be reached is found here
+            if self.fold is not None and not self.fold.stays(used):
+                self.fold = table.fold = None
+                del self.paths
+
+    @cached_property
+    def across(self) -> Across | None:
+        """The same for every pattern in which each member sends once and receives once."""
+        who, touch = self.table.who, self.touch
+        if who is None or not self.rounds.shortcuts or self.rounds.fold or not touch.plain:
+            return None
+        source, destination = only(touch.source), only(touch.destination)
+        if source is None or destination is None or not self.regular:
+            return None
+        return self.table.across((source, destination))
+
+    @cached_property
+    def regular(self) -> bool:
+        """Whether every member of a row sends once and receives once."""
+        every = np.arange(self.table.members.shape[1])
+        return all(np.array_equal(np.sort(e), every) for e in (self.block.src, self.block.dst))
+
+    @cached_property
+    def paths(self) -> Paths:
+        """Those of the rows that stand for all."""
+        return self._paths(self.table.priced if self.fold is not None else self.table.members)
+
+    @cached_property
+    def direct(self) -> Paths:
+        """Those of all rows."""
+        alike = self.fold is not None or self.across is not None
+        return self._paths(self.table.members) if alike else self.paths
+
+    def _paths(self, members: np.ndarray) -> Paths:
+        src, dst = members[:, self.block.src], members[:, self.block.dst]
+        return Paths(self.rounds.resources, src.reshape(-1), dst.reshape(-1), self.touch)
+
+    def loading(self, r: "Sized", nbytes: Bytes) -> tuple[Across | Paths, Fold | None, Bytes]:
+        """(what the transfers load, how that expands to all rows, their bytes)."""
+        if isinstance(nbytes, int) and self.across is not None:
+            return self.across, None, nbytes
+        mine = self.like(nbytes)
+        if self.fold is not None and mine is not None:
+            return self.paths, self.fold, mine
+        return self.direct, None, self.tiled(nbytes)
+
+    def tiled(self, nbytes: Bytes) -> Bytes:
+        """Bytes of one group ([R, T], or one number) for all groups."""
+        if isinstance(nbytes, int):
+            return nbytes
+        return np.tile(nbytes.reshape(-1), len(self.rounds.groups))
+
+    def like(self, nbytes: Bytes) -> Bytes | None:
+        """Bytes of the rows that are priced; None if rows that are alike move other bytes."""
+        if isinstance(nbytes, int) or self.fold is None:
+            return nbytes
+        mine = nbytes[self.fold.rows]
+        return mine.reshape(-1) if np.array_equal(mine[self.fold.of_row], nbytes) else None
+
+    @cached_property
+    def places(self) -> dict[tuple, Places]:
+        return {}
+
+
+class Sized:
+    """A block's round with the bytes of its transfers."""
+
+    def __init__(self, step: _Step, block: Block, nbytes: Bytes, count: int) -> None:
+        self.step, self.block, self.nbytes, self.count = step, block, nbytes, count
+        self.moves = bool(nbytes) if isinstance(nbytes, int) else bool(nbytes.any())
+        self.moves = self.moves and block.transfers > 0
+
+    @property
+    def each(self) -> np.ndarray:
+        """int64[R, T]"""
+        shape = (self.block.replicas, len(self.block.src))
+        return np.broadcast_to(np.asarray(self.nbytes, np.int64), shape)
+
+    @cached_property
+    def reduce(self) -> bool | None:
+        """Whether all transfers reduce; None if only some do."""
+        flags = self.block.reduce
+        return bool(flags[0]) if (flags == flags[0]).all() else None
+
+    def _timed(self) -> tuple[np.ndarray, np.ndarray, Fold | None]:
+        """(took, latency: int64 per transfer of the rows that are priced, or [1]; their fold)."""
+        paths, fold, nbytes = self.step.loading(self, self.nbytes)
+        if isinstance(paths, Across):
+            took, latency = self._taken_across(paths)
+            return took, latency, None
+        reduce = self.reduce
+        if reduce is None:
+            reduce = np.tile(self.block.reduce, paths.pairs // len(self.block.src))
+        return paths.durations(nbytes, reduce), paths.latency, fold
+
+    def _taken_across(self, paths: Across) -> tuple[np.ndarray, np.ndarray]:
+        assert isinstance(self.nbytes, int) and self.reduce is not None
+        kinds, out, into = paths.limit(self.reduce)
+        if not kinds:
+            direct = self.step.direct
+            return direct.durations(self.nbytes, self.reduce), direct.latency
+        worst = np.maximum(self._from(out), self._to(into))
+        latency = self._from(paths.latency_out) + self._to(paths.latency_in)
+        return limits(kinds, self.nbytes)[worst], latency
+
+    def _from(self, members: np.ndarray) -> np.ndarray:
+        """Of the source of each transfer."""
+        return self._of(members, self.block.src)
+
+    def _to(self, members: np.ndarray) -> np.ndarray:
+        return self._of(members, self.block.dst)
+
+    def _of(self, members: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        if len(members) == 1:
+            return members
+        return members.reshape(-1, len(self.block.src))[:, ends].reshape(-1)
+
+    def full(self) -> Round:
+        """The round over the clocks of all ranks."""
+        took, latency, fold = self._timed()
+        if fold is not None:
+            took, latency = _spread(took, fold), _spread(latency, fold)
+        moving = _moving(self.step.tiled(self.nbytes))
+        groups, n = self.step.rounds.groups.shape
+        places = self._places(None, moving, slice(None), groups, groups * n)
+        return Round(places, _at(took, moving), _at(latency, moving), self.count)
+
+    def folded(self, positions: Positions) -> Round | None:
+        """The round over the clocks of one part's ranks, if it is the same in all parts."""
+        if self.step.like(self.nbytes) is None:
+            return None
+        if self.step.fold is None and self.step.table.turning(positions) is None:
+            return None
+        took, latency, fold = self._timed()
+        if fold is None:
+            return self._turning(positions, took, latency)
+        moving = _moving(self.step.like(self.nbytes))
+        places = self._places(positions, moving, fold.rows, 1, positions.count)
+        return Round(places, _at(took, moving), _at(latency, moving), self.count)
+
+    def _places(self, positions: Positions | None, moving, rows, groups: int, clocks: int):
+        block, kept = self.block, self.step.places
+        key = (positions is None, block.lane, block.channel.tobytes())
+        key += (None if moving is None else moving.tobytes(),)
+        if key in kept:
+            return kept[key]
+        at = self.step.table.clocks(rows)
+        at = at if positions is None else positions.of_rank[at]
+        places = _places(block, at, groups, clocks, moving)
+        if places.src.size <= _KEPT:
+            kept.clear()
+            kept[key] = places
+        return places
+
+    def _turning(self, positions: Positions, took, latency) -> Round | None:
+        """Between parts: equal in all of them if each row's transfers are equal."""
+        which, channel = self.step.table.turning(positions), only(self.block.channel)
+        if which is None or channel is None or not isinstance(self.nbytes, int):
+            return None
+        if not self.step.regular:
+            return None
+        each = [a if len(a) == 1 else a.reshape(len(which), -1) for a in (took, latency)]
+        if any(a.ndim == 2 and (a != a[:, :1]).any() for a in each):
+            return None
+        took, latency = (a if a.ndim == 1 else a[:, 0] for a in each)
+        places = Places(which, which, channel, self.block.lane, 1, positions.count)
+        return Round(places, took, latency, self.count)
+
+
+def _places(
+    block: Block, at: np.ndarray, groups: int, clocks: int, moving: np.ndarray | None
+) -> Places:
+    """at: int[rows, m] clocks of the members of every row."""
+    src, dst = (at[:, end].reshape(-1) for end in (block.src, block.dst))
+    channel = only(block.channel)
+    if channel is None:
+        channel = np.tile(block.channel, len(at))
+    if moving is not None:
+        src, dst = src[moving], dst[moving]
+        channel = channel if isinstance(channel, int) else channel[moving]
+    return Places(src.astype(np.int64), dst.astype(np.int64), channel, block.lane, groups, clocks)
+
+
+def _spread(values: np.ndarray, fold: Fold) -> np.ndarray:
+    """Values of the priced rows for all rows."""
+    if len(values) == 1:
+        return values
+    return values.reshape(len(fold.rows), -1)[fold.of_row].reshape(-1)
+
+
+def _moving(nbytes: Bytes | None) -> np.ndarray | None:
+    """The transfers that move data; None if all do."""
+    if nbytes is None or isinstance(nbytes, int) or (nbytes > 0).all():
+        return None
+    return np.flatnonzero(nbytes)
+
+
+def _at(values: np.ndarray, rows: np.ndarray | None) -> np.ndarray:
+    """The values of some transfers; one value stands for all."""
+    return values if rows is None or len(values) == 1 else values[rows]
+
+
+def _touch(block: Block) -> Touch:
+    source, destination = block.touches
+    fused = np.zeros(len(block.src), bool) if block.fused is None else block.fused
+    return Touch(source, destination, ~(fused & ~block.reduce), ~(fused & block.reduce))
+
+
+def _pattern_key(block: Block, memory: bool) -> tuple:
+    """Blocks with equal keys take the same resources."""
+    key = (id(block.who), block.src.tobytes(), np.ascontiguousarray(block.dst).tobytes())
+    if memory or block.fused is not None:
+        key += tuple(a.tobytes() for a in block.touches)
+    return key + (
+        (block.fused.tobytes(), block.reduce.tobytes()) if block.fused is not None else ()
+    )
+
+
+def _busy(load: np.ndarray, rate: np.ndarray) -> np.ndarray:
+    busy = np.flatnonzero(load)
+    needed = np.zeros(len(load), np.int64)
+    needed[busy] = needed_ps(load[busy], rate[busy])
+    return needed
