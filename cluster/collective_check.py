@@ -17,7 +17,7 @@ from trnsim.device.units import format_bytes
 
 MODES = ("random", "all_ones")
 MOST_BYTES = 2**28  # of all inputs and outputs; larger collectives are checked with fewer elements
-MOST_TRANSFERS = 2_000_000
+MOST_CHUNKS = 4_000_000  # moved; about 6 us each
 _EQUAL_ON_ALL = ("all_reduce", "all_gather", "broadcast")
 _UFUNC = {"add": np.add, "multiply": np.multiply, "minimum": np.minimum, "maximum": np.maximum}
 _BITS = {"and": np.bitwise_and, "or": np.bitwise_or}
@@ -50,9 +50,10 @@ def check(
     """
     if mode not in MODES:
         raise BadInput("-c", mode, MODES)
-    transfers = sum(block.transfers * block.count for block in schedule.blocks)
-    if transfers > MOST_TRANSFERS:
-        raise BadInput("-c", f"a schedule of {transfers} transfers", f"at most {MOST_TRANSFERS}")
+    chunks = sum(int(b.span.sum(dtype=np.int64)) * b.count * b.replicas for b in schedule.blocks)
+    if chunks > MOST_CHUNKS:
+        moved = f"{collective.ranks} ranks, which move {chunks} chunks"
+        raise BadInput("-c", moved, f"at most {MOST_CHUNKS} chunks: fewer ranks")
     small = _shrunk(collective, schedule)
     inputs = _inputs(small, mode, seed)
     outputs = execute(small, schedule, inputs)

@@ -32,6 +32,7 @@ from .report import nccom_json
 from .report.collective_tables import collective_view
 from .streams import Lane, check_streams, measure_together
 
+MOST_LISTED = 4096  # ranks whose groups the JSON lists one by one
 _PERCENTILE = re.compile(r"avg|p(100|[1-9]?[0-9])")
 
 
@@ -150,6 +151,7 @@ class CollectiveRun:
 
     def _document(self, stream: Stream, rows: Sequence[Row]) -> dict[str, Any]:
         place = {rank: i for i, rank in enumerate(self.job.tolist())}
+        listed = stream.groups.tolist() if stream.groups.size <= MOST_LISTED else []
         return {
             "results": [nccom_json.result(row, stream.dtype, self.stats) for row in rows],
             "trnsim": {
@@ -160,7 +162,8 @@ class CollectiveRun:
                 "lnc": self.site.lnc,
                 "ranks": len(self.job),
                 "N": stream.n,
-                "groups": [[place[rank] for rank in row] for row in stream.groups.tolist()],
+                "group_count": len(stream.groups),
+                "groups": [[place[rank] for rank in row] for row in listed],
                 "bus_factor": rows[0].bus_factor,
                 "algorithm": self.algorithm,
                 "seed": self.start.seed,

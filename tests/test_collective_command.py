@@ -442,6 +442,8 @@ REFUSED = {
     "with permute, not all_reduce",
     "allr --variable-size-op-metadata x": "--variable-size-op-metadata: x is not valid; allowed: "
     "only with all_gatherv, reduce_scatterv, alltoallv, not all_reduce",
+    "allr -N 1024 -b 1M -e 1M -c": "-c: 65536 ranks, which move ",
+    "allr --msccl x.xml": "--msccl x.xml: ",
     "allr -s 10.0.0.1 10.0.0.2": "-s of nccom-test has no meaning here: trnsim runs in this "
     "process, without hosts, MPI or Slurm; use -N for the number of nodes",
     "allr --slurm-job-id=7": "--slurm-job-id of nccom-test has no meaning here",
