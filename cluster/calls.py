@@ -11,12 +11,14 @@ from functools import cached_property
 import numpy as np
 
 from trnsim.collectives import choose
-from trnsim.collectives.price import Overheads, Pricer
+from trnsim.collectives.price import Pricer
 from trnsim.collectives.schedule import Collective, Schedule
 from trnsim.device.errors import BadInput
 from trnsim.device.ops.ir import Operation, TensorType
 from trnsim.device.units import transfer_ps
 
+from . import cheapest
+from .collective import Site, site_of
 from .machine import Machine
 from .program import StartCollective
 
@@ -46,29 +48,30 @@ class Plan:
 
 def check_algorithm(name: str) -> None:
     """Raises BadInput unless `name` can be given to `Calls`."""
-    choose.choose(Collective("all_reduce", 2, 1, "f32", "add"), (0, 0), name)
+    known = (*choose.NAMES, cheapest.BEST)
+    if name.partition(":")[0] not in known:
+        raise BadInput("algorithm", name, known)
 
 
 class Calls:
     """Plans and prices of collective calls on a machine.
 
-    `algorithm` is `policy` (the vendor's published one) or the name of one, which then serves
-    every kind of collective that it can do.
+    `algorithm` is `policy` (the vendor's published one), `best` (the cheapest by price) or the name
+    of one, which then serves every kind of collective that it can do.
     """
 
     def __init__(self, machine: Machine, algorithm: str = "policy") -> None:
-        if algorithm not in choose.FLAT:
-            check_algorithm(algorithm)
+        check_algorithm(algorithm)
         self.machine, self.algorithm = machine, algorithm
         self.slots = np.asarray(machine.placement.slots)
         self._plans: dict[tuple, Plan] = {}
         self._pricers: dict[tuple, Pricer] = {}
 
     @cached_property
-    def overheads(self) -> Overheads:
-        """Start and step costs of the chip's CC-cores. Ranks handshake before data moves."""
-        chip = self.machine.chip
-        return Overheads(start_ps=chip.collective_start_ps, step_ps=chip.cc_step_ps)
+    def site(self) -> Site:
+        """Links, costs of CC-cores and memories, and the policy's thresholds on this machine."""
+        where = self.machine.placement
+        return site_of(self.machine.instance, nodes=where.nodes, lnc=where.lnc)
 
     def estimate(self, nbytes: int) -> int:
         """A guess in ps for the order of kernels, before the call is planned."""
@@ -83,7 +86,15 @@ class Calls:
         key = (collective, groups)
         if key not in self._plans:
             algorithm = self.algorithm_for(collective.kind)
-            found = choose.plan(collective, self.table(groups), self.machine.fabric, algorithm)
+            table = self.table(groups)
+
+            def price(plan: choose.Plan) -> int:
+                pricer = Pricer(plan.schedule, self.site.fabric, table)
+                return pricer.price(collective, overheads=self.site.overheads).duration_ps
+
+            found = cheapest.plan(
+                collective, table, self.site.fabric, algorithm, price, self.site.policy
+            )
             name, reason = found.choice.algorithm, found.choice.reason
             self._plans[key] = Plan(groups, collective, found.schedule, name, reason)
         return self._plans[key]
@@ -117,11 +128,11 @@ class Calls:
         key = (id(start.schedule), start.groups)
         if key not in self._pricers:
             self._pricers[key] = Pricer(
-                start.schedule, self.machine.fabric, self.table(start.groups)
+                start.schedule, self.site.fabric, self.table(start.groups)
             )
         members = np.asarray(start.groups)
         priced = self._pricers[key].price(
-            start.collective, arrivals=arrivals[members], overheads=self.overheads
+            start.collective, arrivals=arrivals[members], overheads=self.site.overheads
         )
         ends = arrivals.copy()
         ends[members] = priced.end

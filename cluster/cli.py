@@ -47,6 +47,10 @@ def cli() -> None:
     show_default=True, help="Whole arrays, or every instruction on SBUF and PSUM.",
 )  # fmt: skip
 @click.option("--algorithm", default="policy", show_default=True, help="Of collectives.")
+@click.option(
+    "--overlay", type=click.Path(path_type=Path), default=None,
+    help="Calibrated numbers of `trnsim calibrate` in place of the shipped ones.",
+)  # fmt: skip
 @click.option("--time-only", is_flag=True, help="No data: virtual time alone, at any scale.")
 @click.option("--text", type=click.Path(), default=None, help="Same as --set text=FILE.")
 @click.option("--set", "options", multiple=True, metavar="NAME=VALUE", help="Passed to training().")

@@ -26,7 +26,7 @@ from trnsim.device.errors import BadInput
 from . import cheapest
 from .communicator import listed
 from .conditions import Start
-from .instances import fabric, load_instance, overheads
+from .instances import Instance, fabric, load_instance, overheads
 from .lnc import check_lnc
 from .mesh import Mesh
 from .placement import place
@@ -112,7 +112,11 @@ def instance_site(
 
     Raises BadInput as `load_instance` and `fabric` do.
     """
-    instance = load_instance(name, overlay)
+    return site_of(load_instance(name, overlay), nodes=nodes, lnc=lnc)
+
+
+def site_of(instance: Instance, *, nodes: int = 1, lnc: int | None = None) -> Site:
+    """All logical cores of `nodes` instances. Raises BadInput for an LNC the chip does not have."""
     lnc = check_lnc(instance.chip, lnc)
     many = f"{nodes} x {instance.name}" if nodes > 1 else instance.name
     return Site(

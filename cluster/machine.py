@@ -3,13 +3,13 @@
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
-from trnsim.collectives.fabric import Fabric
 from trnsim.device.chip import Chip
 from trnsim.device.errors import OutOfMemory
 from trnsim.device.units import format_bytes
 
-from .instances import Instance, fabric, load_instance
+from .instances import Instance, load_instance
 from .mesh import Mesh
 from .placement import Placement, place
 from .program import RankProgram
@@ -23,13 +23,21 @@ class Machine:
     placement: Placement
 
     @classmethod
-    def of(cls, instance: str, nodes: int, lnc: int | None, mesh: Mesh) -> "Machine":
-        """The machine by the instance's name; `lnc` None is the chip's default.
+    def of(
+        cls,
+        instance: str,
+        nodes: int,
+        lnc: int | None,
+        mesh: Mesh,
+        overlay: str | Path | None = None,
+    ) -> "Machine":
+        """The machine by the instance's name; `lnc` None is the chip's default. `overlay` is a file
+        of `trnsim calibrate` whose numbers replace the shipped ones.
 
         Raises BadInput for an unknown instance, an LNC that the chip does not have, or a mesh that
         does not fit.
         """
-        return cls(place(load_instance(instance), mesh, nodes=nodes, lnc=lnc))
+        return cls(place(load_instance(instance, overlay), mesh, nodes=nodes, lnc=lnc))
 
     @property
     def instance(self) -> Instance:
@@ -50,11 +58,6 @@ class Machine:
     def ranks(self) -> int:
         """Ranks of the job."""
         return self.placement.ranks
-
-    @cached_property
-    def fabric(self) -> Fabric:
-        """Chips and links, with an endpoint for every logical core."""
-        return fabric(self.instance, self.placement.nodes, self.lnc)
 
     def addresses(self, hbm_bytes: int) -> list[CoreAddress]:
         """The physical cores of all ranks, in rank order, each with its rank's arena size."""

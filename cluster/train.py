@@ -44,6 +44,7 @@ class TrainOptions:
     fidelity: Fidelity = "operator"
     time_only: bool = False
     algorithm: str = "policy"
+    overlay: Path | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     stated: Mapping[str, int] = field(default_factory=dict)
     out: Path = Path("out")
@@ -58,7 +59,7 @@ def train(asked: TrainOptions, progress: Progress = lambda text: None) -> RunRec
     if asked.steps < 1:
         raise BadInput("steps", asked.steps, "1 or more", 1)
     check_algorithm(asked.algorithm)
-    machine = Machine.of(asked.instance, asked.nodes, asked.lnc, asked.mesh)
+    machine = Machine.of(asked.instance, asked.nodes, asked.lnc, asked.mesh, asked.overlay)
     spent: dict[str, float] = {}
     with _timed(spent, "JAX and XLA"):
         progress("JAX and XLA: tracing, partitioning" + ("" if asked.time_only else ", reference"))
