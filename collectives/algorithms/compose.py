@@ -46,12 +46,13 @@ def shares_order(shares: Sequence[Schedule], pieces: int) -> np.ndarray | None:
 
 
 def in_lanes(lists: Sequence[Sequence[Block]]) -> list[Block]:
-    """The blocks of every list in a lane of its own, in turns."""
+    """The blocks of every list in lanes of their own, in turns."""
     turns = max((len(blocks) for blocks in lists), default=0)
+    lanes = [1 + max((b.lane for b in blocks), default=0) for blocks in lists]
     return [
-        replace(blocks[turn], lane=lane + blocks[turn].lane)
+        replace(blocks[turn], lane=blocks[turn].lane + sum(lanes[:i]))
         for turn in range(turns)
-        for lane, blocks in enumerate(lists)
+        for i, blocks in enumerate(lists)
         if turn < len(blocks)
     ]
 
@@ -117,7 +118,9 @@ def _alike(shares: Sequence[Schedule]) -> bool:
 
 def _together(a: Block, b: Block) -> bool:
     same = (a.count, a.modulus, a.lane) == (b.count, b.modulus, b.lane)
-    return same and a.who is b.who and a.shift is b.shift
+    shifts = [b.shift if b.shift is None or b.shift.any() else None for b in (a, b)]
+    moved = any(shift is not None for shift in shifts)
+    return same and a.who is b.who and (not moved or np.array_equal(*map(np.asarray, shifts)))
 
 
 def _merged(blocks: Sequence[Block]) -> Block:
