@@ -35,11 +35,12 @@ class Rounds:
         """Find the paths of every block in these groups."""
         self.groups = groups
         self.tables: dict[int, Table] = {}
-        known: dict[tuple, _Step] = {}
-        self.steps = [self._step(block, known) for block in self.schedule.blocks]
+        self._narrow: dict[tuple, Block] = {}
+        self._known: dict[tuple, _Step] = {}
+        self.steps = [self._step(block) for block in self.schedule.blocks]
 
-    def _step(self, block: Block, known: "dict[tuple, _Step]") -> "_Step":
-        who = block.who
+    def _step(self, block: Block) -> "_Step":
+        who, known = block.who, self._known
         if id(who) not in self.tables:
             self.tables[id(who)] = Table(self.copies, self.groups, who, self.shortcuts)
         key = _pattern_key(block, self.resources.memory is not None)
@@ -65,10 +66,31 @@ class Rounds:
         for block, step in zip(self.schedule.blocks, self.steps, strict=True):
             if sizes.balanced or block.count == 1:
                 nbytes = sizes.largest(block) if block.count > 1 else sizes.of(block, 0)
-                rounds.append(Sized(step, block, nbytes, block.count))
+                rounds.append(self._sized(step, block, nbytes, block.count))
             else:
-                rounds += [Sized(step, block, sizes.of(block, k), 1) for k in range(block.count)]
+                rounds += [
+                    self._sized(step, block, sizes.of(block, k), 1) for k in range(block.count)
+                ]
         return [r for r in rounds if r.moves]
+
+    def _sized(self, step: "_Step", block: Block, nbytes: Bytes, count: int) -> "Sized":
+        """The round; if only some replicas move data, and all the same, of these alone."""
+        if isinstance(nbytes, int) or step.fold is not None or not self.shortcuts:
+            return Sized(step, block, nbytes, count)
+        rows, least, most = np.asarray(nbytes.any(axis=1)), nbytes.min(), nbytes.max()
+        if least or rows.all() or not most or (nbytes[rows] != most).any():
+            return Sized(step, block, nbytes, count)
+        fewer = self._narrowed(block, rows)
+        return Sized(self._step(fewer), fewer, int(most), count)
+
+    def _narrowed(self, block: Block, rows: np.ndarray) -> Block:
+        """Some replicas of a block; equal choices of one `who` share theirs."""
+        who = block.who
+        assert who is not None
+        key = (id(who), rows.tobytes())
+        if key not in self._narrow:
+            self._narrow[key] = replace(block, who=who[rows], shift=None)
+        return replace(block, who=self._narrow[key].who, shift=None)
 
     def totals(
         self, rounds: "list[Sized]", by_group: bool = True
@@ -181,8 +203,9 @@ class _Adding:
         if isinstance(mine, int):
             key = (source, fold, reduces)
             self.equal[key] = self.equal.get(key, 0) + mine * r.count
-        elif isinstance(source, Paths):
-            self._into(source, fold, reduces, source.load(mine) * r.count)
+        else:
+            load = source.load(mine) if isinstance(source, Paths) else r.step.across_load(mine)
+            self._into(source, fold, reduces, load * r.count)
 
     def _into(self, source: Across | Paths, fold: Fold | None, reduces: bool, load) -> None:
         key = (fold, reduces)
@@ -255,12 +278,21 @@ class _Step:
 
     def loading(self, r: "Sized", nbytes: Bytes) -> tuple[Across | Paths, Fold | None, Bytes]:
         """(what the transfers load, how that expands to all rows, their bytes)."""
-        if isinstance(nbytes, int) and self.across is not None:
+        if self.across is not None:
             return self.across, None, nbytes
         mine = self.like(nbytes)
         if self.fold is not None and mine is not None:
             return self.paths, self.fold, mine
         return self.direct, None, self.tiled(nbytes)
+
+    def across_load(self, nbytes: np.ndarray) -> np.ndarray:
+        """int64 bytes over each resource of `across`, for int64[R, T] bytes of the transfers."""
+        assert self.across is not None
+        every = np.tile(nbytes, (len(self.rounds.groups), 1))
+        out, into = np.empty_like(every), np.empty_like(every)
+        out[:, self.block.src] = every
+        into[:, self.block.dst] = every
+        return self.across.load(out.reshape(-1), into.reshape(-1))
 
     def tiled(self, nbytes: Bytes) -> Bytes:
         """Bytes of one group ([R, T], or one number) for all groups."""
@@ -312,14 +344,19 @@ class Sized:
         return paths.durations(nbytes, reduce), paths.latency, fold
 
     def _taken_across(self, paths: Across) -> tuple[np.ndarray, np.ndarray]:
-        assert isinstance(self.nbytes, int) and self.reduce is not None
-        kinds, out, into = paths.limit(self.reduce)
-        if not kinds:
-            direct = self.step.direct
-            return direct.durations(self.nbytes, self.reduce), direct.latency
-        worst = np.maximum(self._from(out), self._to(into))
         latency = self._from(paths.latency_out) + self._to(paths.latency_in)
-        return limits(kinds, self.nbytes)[worst], latency
+        if isinstance(self.nbytes, int) and self.reduce is not None:
+            kinds, out, into = paths.limit(self.reduce)
+            if kinds:
+                worst = np.maximum(self._from(out), self._to(into))
+                return limits(kinds, self.nbytes)[worst], latency
+        times = np.zeros(len(paths.used), np.int64)
+        for reduces in (False, True):
+            mine = np.where(self.block.reduce == reduces, self.each, 0)
+            if mine.any():
+                times += needed_ps(self.step.across_load(mine), paths.rate(reduces))
+        out, into = paths.busiest(times)
+        return np.maximum(self._from(out), self._to(into)), latency
 
     def _from(self, members: np.ndarray) -> np.ndarray:
         """Of the source of each transfer."""
@@ -373,16 +410,16 @@ class Sized:
     def _turning(self, positions: Positions, took, latency) -> Round | None:
         """Between parts: equal in all of them if each row's transfers are equal."""
         which, channel = self.step.table.turning(positions), only(self.block.channel)
-        if which is None or channel is None or not isinstance(self.nbytes, int):
+        if which is None or channel is None or not self.step.regular:
             return None
-        if not self.step.regular:
+        each = [_by_row(a, len(which)) for a in (took, latency, np.asarray(self.nbytes))]
+        took, latency, nbytes = each
+        if took is None or latency is None or nbytes is None:
             return None
-        each = [a if len(a) == 1 else a.reshape(len(which), -1) for a in (took, latency)]
-        if any(a.ndim == 2 and (a != a[:, :1]).any() for a in each):
-            return None
-        took, latency = (a if a.ndim == 1 else a[:, 0] for a in each)
-        places = Places(which, which, channel, self.block.lane, 1, positions.count)
-        return Round(places, took, latency, self.count)
+        moving = None if nbytes.all() else np.flatnonzero(nbytes)
+        at = which if moving is None else which[moving]
+        places = Places(at, at, channel, self.block.lane, 1, positions.count)
+        return Round(places, _at(took, moving), _at(latency, moving), self.count)
 
 
 def _places(
@@ -404,6 +441,14 @@ def _spread(values: np.ndarray, fold: Fold) -> np.ndarray:
     if len(values) == 1:
         return values
     return values.reshape(len(fold.rows), -1)[fold.of_row].reshape(-1)
+
+
+def _by_row(values: np.ndarray, rows: int) -> np.ndarray | None:
+    """The values [rows] or [1] of rows whose transfers have one value; None if some have more."""
+    if values.size == 1:
+        return values.reshape(1)
+    table = values.reshape(rows, -1)
+    return table[:, 0] if (table == table[:, :1]).all() else None
 
 
 def _moving(nbytes: Bytes | None) -> np.ndarray | None:
