@@ -11,12 +11,14 @@ from functools import cached_property
 import numpy as np
 
 from trnsim.collectives import choose
-from trnsim.collectives.price import Overheads, Pricer
+from trnsim.collectives.costs import Overheads
+from trnsim.collectives.price import Pricer
 from trnsim.collectives.schedule import Collective, Schedule
 from trnsim.device.errors import BadInput
 from trnsim.device.ops.ir import Operation, TensorType
 from trnsim.device.units import transfer_ps
 
+from .instances import overheads
 from .machine import Machine
 from .program import StartCollective
 
@@ -66,9 +68,9 @@ class Calls:
 
     @cached_property
     def overheads(self) -> Overheads:
-        """Start and step costs of the chip's CC-cores. Ranks handshake before data moves."""
-        chip = self.machine.chip
-        return Overheads(start_ps=chip.collective_start_ps, step_ps=chip.cc_step_ps)
+        """What collectives cost besides links. Ranks handshake before data moves."""
+        machine = self.machine
+        return overheads(machine.instance, machine.placement.nodes, machine.lnc)
 
     def estimate(self, nbytes: int) -> int:
         """A guess in ps for the order of kernels, before the call is planned."""
