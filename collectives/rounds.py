@@ -14,6 +14,7 @@ from .schedule import Block, Collective, Schedule
 from .sizes import Bytes, Sizes, only
 from .tables import Positions, Table, positions_of
 
+_PIECE = 1 << 19
 _KEPT = 1 << 18  # clock numbers of larger rounds are made again when needed
 
 
@@ -112,11 +113,13 @@ class Rounds:
         copied, reduced = self._loads(rounds)
         if reduced is None:
             return copied, _busy(copied, self.resources.rate)
-        load = copied + reduced
         if self.resources.rate is self.resources.reduce_rate:
-            return load, _busy(load, self.resources.rate)
+            copied += reduced
+            return copied, _busy(copied, self.resources.rate)
         needed = _busy(copied, self.resources.rate)
-        return load, needed + _busy(reduced, self.resources.reduce_rate)
+        needed += _busy(reduced, self.resources.reduce_rate)
+        copied += reduced
+        return copied, needed
 
     def _loads(self, rounds: "list[Sized]") -> tuple[np.ndarray, np.ndarray | None]:
         """Bytes over each resource by transfers that copy, and by those that reduce, if any."""
@@ -227,7 +230,7 @@ class _Adding:
         whole = np.zeros(self.resources, np.int64) if whole is None else whole
         for (fold, flag), load in self.totals.items():
             if flag == reduces and fold is not None:
-                whole = whole + fold.expand(load)
+                whole += fold.expand(load)
         return whole
 
 
@@ -480,7 +483,9 @@ def _pattern_key(block: Block, memory: bool) -> tuple:
 
 
 def _busy(load: np.ndarray, rate: np.ndarray) -> np.ndarray:
-    busy = np.flatnonzero(load)
-    needed = np.zeros(len(load), np.int64)
-    needed[busy] = needed_ps(load[busy], rate[busy])
+    """As needed_ps, piece by piece: there may be millions of resources."""
+    needed = np.empty(len(load), np.int64)
+    for first in range(0, len(load), _PIECE):
+        piece = slice(first, first + _PIECE)
+        needed[piece] = needed_ps(load[piece], rate[piece])
     return needed
