@@ -30,6 +30,7 @@ COLLECTIVES = {
     "gather": "gather",
     "scatter": "scatter",
 }
+MOST_SLOTS = 1 << 20  # every slot of every gpu is followed
 TYPES = ("s", "r", "rcs", "rrs", "rrc", "rrcs", "cpy", "re", "nop")
 SENDS = ("s", "rcs", "rrs", "rrcs")
 RECEIVES = ("r", "rcs", "rrs", "rrc", "rrcs")
@@ -108,6 +109,9 @@ def _check(made: Algorithm) -> None:
     ids = sorted(gpu.id for gpu in made.gpus)
     if made.ranks < 1 or made.chunks < 1:
         raise BadFile(f"MSCCL XML: ngpus {made.ranks} and nchunksperloop {made.chunks} must be > 0")
+    if made.ranks * made.chunks > MOST_SLOTS:
+        size = f"ngpus {made.ranks} times nchunksperloop {made.chunks}"
+        raise BadFile(f"MSCCL XML: {size} is above {MOST_SLOTS}, the most that is followed")
     if ids != list(range(made.ranks)):
         raise BadFile(f"MSCCL XML: gpu ids {ids} are not 0..{made.ranks - 1}")
     for gpu in made.gpus:
@@ -156,14 +160,21 @@ def _step(node: ElementTree.Element, where: str) -> Step:
     kind = _text(node, "type", where)
     if kind not in TYPES:
         raise BadInput(f"type of {where}", kind, TYPES)
-    ends = []
-    for end in ("src", "dst"):
-        buffer = node.get(f"{end}buf", "i")
-        if buffer not in ("i", "o", "s"):
-            raise BadInput(f"{end}buf of {where}", buffer, ("i", "o", "s"))
-        ends.append((buffer, _number(node, f"{end}off", where, -1)))
     waits = _number(node, "depid", where, -1), _number(node, "deps", where, -1)
-    return Step(kind, *ends, _number(node, "cnt", where, 1), waits if waits[0] >= 0 else None)
+    return Step(
+        kind,
+        _place(node, "src", where),
+        _place(node, "dst", where),
+        _number(node, "cnt", where, 1),
+        waits if waits[0] >= 0 else None,
+    )
+
+
+def _place(node: ElementTree.Element, end: str, where: str) -> tuple[str, int]:
+    buffer = node.get(f"{end}buf", "i")
+    if buffer not in ("i", "o", "s"):
+        raise BadInput(f"{end}buf of {where}", buffer, ("i", "o", "s"))
+    return buffer, _number(node, f"{end}off", where, -1)
 
 
 def _text(node: ElementTree.Element, key: str, where: str) -> str:

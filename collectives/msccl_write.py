@@ -109,12 +109,14 @@ class _Gpu:
     def element(self, rank: int, slots: Slots) -> ElementTree.Element:
         """The <gpu> element."""
         sizes = {f"{b}_chunks": str(slots.size(rank, b)) for b in "io"}
-        node = ElementTree.Element("gpu", id=str(rank), **sizes, s_chunks=str(self.scratch))
+        fields = {"id": str(rank), **sizes, "s_chunks": str(self.scratch)}
+        node = ElementTree.Element("gpu", fields)
         number = {thread: i for i, thread in enumerate(sorted(self.threads))}
         for thread, i in number.items():
             way, peer, channel = thread
             ends = {"send": "-1", "recv": "-1"} | ({way: str(peer)} if way != "local" else {})
-            block = ElementTree.SubElement(node, "tb", id=str(i), **ends, chan=str(channel))
+            fields = {"id": str(i), **ends, "chan": str(channel)}
+            block = ElementTree.SubElement(node, "tb", fields)
             for s, step in enumerate(self.threads[thread]):
                 wait = (number[step.wait[0]], step.wait[1]) if step.wait else (-1, -1)
                 _element(block, s, step, wait)

@@ -345,8 +345,8 @@ def mutated(schedule: Schedule, draw) -> Schedule:
         kept = {f: getattr(old, f) for f in FIELDS}
         columns = {f: column[rows] for f, column in kept.items() if column is not None}
     else:
-        column = getattr(old, what).copy()
-        high = {"src": schedule.ranks, "dst": schedule.ranks, "reduce": 2}.get(what, old.modulus)
+        column = np.array(getattr(old, what))
+        high = {"src": schedule.ranks, "dst": schedule.ranks, "reduce": 2}.get(what) or old.modulus
         column[row] = draw(st.integers(0, high - 1))
         columns = {what: column}
     blocks[number] = replace(old, **columns)

@@ -80,6 +80,7 @@ def test_kangaring_rides_both_cycles_of_the_torus_both_ways() -> None:
     blocks = plan(asked("all_gather", 64, 2**30), [range(64)], fabric).schedule.blocks
     ring = next(b for b in blocks if b.count > 1)
     assert ring.count == 31 and sorted(set(ring.channel.tolist())) == [0, 1, 2, 3]
+    assert ring.fused is not None
     alone = ~ring.fused
     routes = fabric.routes(ring.src[alone], ring.dst[alone])
     used, times = np.unique(routes.links, return_counts=True)

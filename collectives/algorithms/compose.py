@@ -118,9 +118,11 @@ def _alike(shares: Sequence[Schedule]) -> bool:
 
 def _together(a: Block, b: Block) -> bool:
     same = (a.count, a.modulus, a.lane) == (b.count, b.modulus, b.lane)
-    shifts = [b.shift if b.shift is None or b.shift.any() else None for b in (a, b)]
-    moved = any(shift is not None for shift in shifts)
-    return same and a.who is b.who and (not moved or np.array_equal(*map(np.asarray, shifts)))
+    return same and a.who is b.who and np.array_equal(_shift(a), _shift(b))
+
+
+def _shift(b: Block) -> np.ndarray:
+    return np.zeros(b.replicas, np.int64) if b.shift is None else b.shift
 
 
 def _merged(blocks: Sequence[Block]) -> Block:

@@ -27,7 +27,7 @@ def schedule(collective: Collective, order: Sequence[int] | np.ndarray | None = 
     ring belongs to its i-th rank. Raises BadInput for an `order` that is no permutation and for
     kinds other than KINDS.
     """
-    orders = [None] if order is None else np.atleast_2d(order)
+    orders = [None] if order is None else list(np.atleast_2d(order))
     rings = [in_order(one_ring, collective, row) for row in orders]
     return side_by_side(rings, collective.pieces, "ring")
 
