@@ -98,6 +98,15 @@ class Clocks:
         ready = self.ready.reshape(self.lanes, -1).max(axis=0)
         return np.maximum(ready, self.free.reshape(self.channels, -1).max(axis=0))
 
+    def tables(self) -> list[np.ndarray]:
+        """int64[C] each: everything that is known of the ranks."""
+        rows = [*self.ready.reshape(self.lanes, -1), *self.free.reshape(self.channels, -1)]
+        return rows if self.together else [*rows, self.entered]
+
+    def fold(self, ranks: np.ndarray) -> None:
+        """Keep the clocks of these ranks only: those of the others are equal to theirs."""
+        self.unfold(ranks)
+
     def unfold(self, of_rank: np.ndarray) -> None:
         """Give every rank the clocks of the one that it is like."""
         self.entered = self.entered[of_rank]

@@ -12,7 +12,7 @@ from .loads import Across, Paths, Touch, limits
 from .resources import Resources, needed_ps
 from .schedule import Block, Collective, Schedule
 from .sizes import Bytes, Sizes, only
-from .tables import Positions, Table, positions_of
+from .tables import Parts, Positions, Table, parts_of
 
 _PIECE = 1 << 19
 _KEPT = 1 << 18  # clock numbers of larger rounds are made again when needed
@@ -55,9 +55,9 @@ class Rounds:
         return Rounds(self.schedule, self.resources, self.all_groups, fold=False)
 
     @cached_property
-    def positions(self) -> Positions | None:
-        """Equal members of the equal parts of a single group; None if parts differ."""
-        return positions_of(self.groups, list(self.tables.values()), self.copies)
+    def parts(self) -> Parts | None:
+        """The parts that a single group fills, if equal ones can be told."""
+        return parts_of(self.groups, list(self.tables.values()), self.copies)
 
     def rounds(self, collective: Collective) -> "list[Sized]":
         """Rounds with their bytes; identical ones as one with a count."""
@@ -172,25 +172,54 @@ class Rounds:
 
     def _run(self, rounds: "list[Sized]", overheads: Overheads, arrivals, marks) -> np.ndarray:
         wait = overheads.start_ps + (overheads.handshake_ps if overheads.handshake else 0)
-        entered, folded = arrivals.reshape(-1) + wait, None
-        if self.positions is not None and (entered == entered[0]).all():
-            folded = self.positions
-            entered = entered[: folded.count]
-        clocks = Clocks(entered, self.schedule.channels, self.schedule.lanes, overheads.step_ps)
+        clocks = Clocks(
+            arrivals.reshape(-1) + wait,
+            self.schedule.channels,
+            self.schedule.lanes,
+            overheads.step_ps,
+        )
+        folding = _Folding(self, clocks)
         for r in rounds:
-            short = r.folded(folded) if folded is not None else None
-            if folded is not None and short is None:
-                clocks.unfold(folded.of_rank)
-                folded = None
-            whole = r.full() if short is None else short
+            whole = folding.round(r)
             if overheads.rendezvous:
                 whole = replace(whole, latency=whole.latency * (1 + overheads.rendezvous))
             clocks.repeat(whole)
             if marks is not None:
                 marks.append(int(clocks.end().max()))
-        if folded is not None:
-            clocks.unfold(folded.of_rank)
+        folding.unfold()
         return clocks.end().reshape(arrivals.shape)
+
+
+class _Folding:
+    """Keeps clocks for parts that differ only, as long as that goes."""
+
+    def __init__(self, rounds: Rounds, clocks: Clocks) -> None:
+        self.parts, self.clocks = rounds.parts, clocks
+        self.positions: Positions | None = None
+        self.inside = False  # whether the round before was inside parts
+        if self.parts is not None and clocks.together:
+            self.positions = self.parts.by_kind()
+            clocks.fold(self.positions.ranks)
+
+    def round(self, r: "Sized") -> Round:
+        """The next round over the clocks that there are."""
+        inside = r.step.fold is not None and r.step.like(r.nbytes) is not None
+        if self.parts is not None and self.positions is None and inside and not self.inside:
+            self.positions = self.parts.by_clocks(self.clocks.tables())
+            if self.positions is not None:
+                self.clocks.fold(self.positions.ranks)
+        self.inside = inside
+        short = None if self.positions is None else r.folded(self.positions)
+        if short is None:
+            self.unfold()
+            return r.full()
+        return short
+
+    def unfold(self) -> None:
+        """A clock for every rank again."""
+        if self.positions is not None:
+            self.clocks.unfold(self.positions.of_rank)
+            self.positions = None
 
 
 class _Adding:
@@ -392,13 +421,16 @@ class Sized:
         took, latency, fold = self._timed()
         if fold is None:
             return self._turning(positions, took, latency)
-        moving = _moving(self.step.like(self.nbytes))
-        places = self._places(positions, moving, fold.rows, 1, positions.count)
+        rows = self.step.table.rows_in(positions)
+        took, latency = _spread(took, fold, rows), _spread(latency, fold, rows)
+        nbytes = self.nbytes if isinstance(self.nbytes, int) else self.nbytes[rows].reshape(-1)
+        moving = _moving(nbytes)
+        places = self._places(positions, moving, rows, 1, positions.count)
         return Round(places, _at(took, moving), _at(latency, moving), self.count)
 
     def _places(self, positions: Positions | None, moving, rows, groups: int, clocks: int):
         block, kept = self.block, self.step.places
-        key = (positions is None, block.lane, block.channel.tobytes())
+        key = (positions, block.lane, block.channel.tobytes())
         key += (None if moving is None else moving.tobytes(),)
         if key in kept:
             return kept[key]
@@ -439,11 +471,11 @@ def _places(
     return Places(src.astype(np.int64), dst.astype(np.int64), channel, block.lane, groups, clocks)
 
 
-def _spread(values: np.ndarray, fold: Fold) -> np.ndarray:
-    """Values of the priced rows for all rows."""
+def _spread(values: np.ndarray, fold: Fold, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
+    """Values of the priced rows for some rows, or for all."""
     if len(values) == 1:
         return values
-    return values.reshape(len(fold.rows), -1)[fold.of_row].reshape(-1)
+    return values.reshape(len(fold.rows), -1)[fold.of_row[rows]].reshape(-1)
 
 
 def _by_row(values: np.ndarray, rows: int) -> np.ndarray | None:
