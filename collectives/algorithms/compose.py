@@ -59,7 +59,21 @@ def in_lanes(lists: Sequence[Sequence[Block]]) -> list[Block]:
 
 def moved_on(b: Block, chunks: int, *, channel: int = 0) -> Block:
     """The block on chunks and channels with higher numbers."""
-    return replace(b, offset=b.offset + chunks, channel=b.channel + np.int32(channel))
+    return replace(b, offset=plus(b.offset, chunks), channel=plus(b.channel, channel))
+
+
+def times(column: np.ndarray, factor: int) -> np.ndarray:
+    """The product; a single number for all transfers stays one."""
+    if column.strides == (0,) and len(column):
+        return np.broadcast_to(column[:1] * column.dtype.type(factor), column.shape)
+    return column * column.dtype.type(factor)
+
+
+def plus(column: np.ndarray, more: int) -> np.ndarray:
+    """The sum; a single number for all transfers stays one."""
+    if column.strides == (0,) and len(column):
+        return np.broadcast_to(column[:1] + column.dtype.type(more), column.shape)
+    return column + column.dtype.type(more) if more else column
 
 
 def mirrored(schedule: Schedule, *, reduce: bool) -> Schedule:
