@@ -410,6 +410,8 @@ class Sized:
         moving = _moving(self.step.tiled(self.nbytes))
         groups, n = self.step.rounds.groups.shape
         places = self._places(None, moving, slice(None), groups, groups * n)
+        if moving is None and self.step.table.flipped:
+            took, latency = (_turned(a, len(self.block.src)) for a in (took, latency))
         return Round(places, _at(took, moving), _at(latency, moving), self.count)
 
     def folded(self, positions: Positions) -> Round | None:
@@ -436,7 +438,9 @@ class Sized:
             return kept[key]
         at = self.step.table.clocks(rows)
         at = at if positions is None else positions.of_rank[at]
-        places = _places(block, at, groups, clocks, moving)
+        flip = positions is None and moving is None and self.step.table.flipped
+        places = _places(block, at, groups, clocks, moving, flip)
+        places = replace(places, regular=self.step.regular)
         if places.src.size <= _KEPT:
             kept.clear()
             kept[key] = places
@@ -458,17 +462,32 @@ class Sized:
 
 
 def _places(
-    block: Block, at: np.ndarray, groups: int, clocks: int, moving: np.ndarray | None
+    block: Block,
+    at: np.ndarray,
+    groups: int,
+    clocks: int,
+    moving: np.ndarray | None,
+    flip: bool,
 ) -> Places:
-    """at: int[rows, m] clocks of the members of every row."""
-    src, dst = (at[:, end].reshape(-1) for end in (block.src, block.dst))
+    """at: int[rows, m] clocks of the members of every row; flip: order by member, then row."""
+    if flip:
+        at = np.ascontiguousarray(at.T)
+        src, dst = (at[end].reshape(-1) for end in (block.src, block.dst))
+    else:
+        src, dst = (at[:, end].reshape(-1) for end in (block.src, block.dst))
     channel = only(block.channel)
     if channel is None:
-        channel = np.tile(block.channel, len(at))
+        rows = at.shape[1] if flip else len(at)
+        channel = np.repeat(block.channel, rows) if flip else np.tile(block.channel, rows)
     if moving is not None:
         src, dst = src[moving], dst[moving]
         channel = channel if isinstance(channel, int) else channel[moving]
     return Places(src.astype(np.int64), dst.astype(np.int64), channel, block.lane, groups, clocks)
+
+
+def _turned(values: np.ndarray, width: int) -> np.ndarray:
+    """Values ordered by row, then transfer of the row, in the order by transfer, then row."""
+    return values if len(values) == 1 else values.reshape(-1, width).T.reshape(-1)
 
 
 def _spread(values: np.ndarray, fold: Fold, rows: np.ndarray | slice = slice(None)) -> np.ndarray:

@@ -97,6 +97,16 @@ class Table:
         return at.reshape(-1, self.who.shape[1])[rows]
 
     @cached_property
+    def flipped(self) -> bool:
+        """Whether neighbours among clocks are members of different rows, not of one row: then
+        transfers are best ordered by member, for the sake of caches.
+        """
+        if self.who is None or len(self.groups) > 1 or min(self.who.shape) < 2:
+            return False
+        along, across = self.who[0, 1] - self.who[0, 0], self.who[1, 0] - self.who[0, 0]
+        return abs(int(across)) < abs(int(along))
+
+    @cached_property
     def level(self) -> int | None:
         """The switch level that joins the members of each row, all in parts of their own below."""
         fabric = self.copies.resources.fabric
