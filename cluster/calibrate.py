@@ -34,7 +34,7 @@ SUMMARY = "Every number below is fitted to the measured series that its source n
 STEP = 1e-3  # of derivatives, relative
 TOLERANCE = 1e-4  # of a fit, relative
 SEARCH = (0.25, 0.75)  # where else to begin: rates so far between their bounds, by ratio
-MATTERS = 1e-3  # a series that changes less between a constant's bounds does not depend on it
+MATTERS = 0.02  # a series that changes less, of what a constant does, does not determine it
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,14 @@ class Constant:
     def name(self) -> str:
         return f"{self.key} of {', '.join(self.chips)}"
 
+    @property
+    def span(self) -> float:
+        """Logarithm of the ratio of its bounds."""
+        return float(np.log(self.high / self.low))
+
     def scaled(self, value: float) -> float:
         """0 at `low`, 1 at `high`, by ratios."""
-        return float(np.log(value / self.low) / np.log(self.high / self.low))
+        return float(np.log(value / self.low)) / self.span
 
     def unscaled(self, u: float) -> float:
         """The inverse of `scaled`."""
@@ -129,11 +134,20 @@ class Model:
 
     def times(self, series: Series, values: Values) -> np.ndarray:
         """float64[points]: modelled ps."""
+        return self._times(series, values, np.ones(len(series.nbytes), bool))
+
+    def slope(self, series: Series, values: Values) -> float:
+        """ps per printed byte."""
+        times = np.zeros(len(series.nbytes))
+        times[series.in_slope] = self._times(series, values, series.in_slope)
+        return series.slope_of(times)
+
+    def _times(self, series: Series, values: Values, rows: np.ndarray) -> np.ndarray:
         case = self._case(series)
         mine = {c: v for c, v in values.items() if case.instance.chip.name in c.chips}
-        key = (series.name, *sorted((c.name, v) for c, v in mine.items()))
+        key = (series.name, rows.tobytes(), *sorted((c.name, v) for c, v in mine.items()))
         if key not in self._known:
-            self._known[key] = case.times(_changed(case.instance, mine))
+            self._known[key] = case.times(_changed(case.instance, mine), rows)
         return self._known[key]
 
     def _case(self, series: Series) -> "_Case":
@@ -156,13 +170,14 @@ class _Case:
         collectives = [group.collective(int(size)) for size in series.nbytes]
         self.asked = [(c, choose.plan(c, self.groups, links).schedule) for c in collectives]
 
-    def times(self, instance: Instance) -> np.ndarray:
-        """float64[points]: modelled ps on a changed instance."""
+    def times(self, instance: Instance, rows: np.ndarray) -> np.ndarray:
+        """float64[rows]: modelled ps on a changed instance of the points in the mask `rows`."""
         nodes, lnc = self.series.group.nodes, self.series.group.lnc
         links, costs = fabric(instance, nodes, lnc), overheads(instance, nodes, lnc)
         pricers: dict[int, Pricer] = {}
         times = []
-        for collective, schedule in self.asked:
+        for k in np.flatnonzero(rows).tolist():
+            collective, schedule = self.asked[k]
             if id(schedule) not in pricers:
                 pricers[id(schedule)] = Pricer(schedule, links, self.groups)
             priced = pricers[id(schedule)].price(collective, overheads=costs)
@@ -216,18 +231,16 @@ def fit(
 
 
 def _fit(model: Model, series: Sequence[Series], start: Values, values: Values) -> Fit:
-    slopes = [s for s in series if s.slope]
-    timed = [s for s in series if s.latency]
-    by: dict[Constant, tuple[str, ...]] = {}
-    # latencies first and last: slopes depend a little on them
-    for rates in (False, True, False):
-        rows, residuals = (slopes, _slope) if rates else (timed, _latency)
+    by: dict[bool, dict[Constant, tuple[str, ...]]] = {}
+    cost: dict[bool, float] = {}
+    for rates in (False, True, False):  # latencies first and last: slopes depend a little on them
+        rows = [s for s in series if (s.slope if rates else s.latency)]
         free = [c for c in model.constants if c.of_rate == rates]
-        values, found = _least_squares(model, rows, free, values, residuals)
-        by |= found
-    values = {c: v if c in by else start[c] for c, v in values.items()}
-    rest = [_slope(model, s, values) for s in slopes] + [_latency(model, s, values) for s in timed]
-    return Fit(values, by, float(sum((r**2).sum() for r in rest)))
+        residuals = _slope if rates else _latency
+        values, by[rates], cost[rates] = _least_squares(model, rows, free, values, residuals)
+    known = by[True] | by[False]
+    kept = {c: v if c in known else start[c] for c, v in values.items()}
+    return Fit(kept, known, sum(cost.values()))
 
 
 Residuals = Callable[[Model, Series, Values], np.ndarray]
@@ -235,7 +248,7 @@ Residuals = Callable[[Model, Series, Values], np.ndarray]
 
 def _slope(model: Model, series: Series, values: Values) -> np.ndarray:
     """float64[1]: logarithm of modelled over measured slope."""
-    return np.log1p([slope_error(series, model.times(series, values))])
+    return np.log([model.slope(series, values) / series.slope_of(series.times)])
 
 
 def _latency(model: Model, series: Series, values: Values) -> np.ndarray:
@@ -249,35 +262,28 @@ def _least_squares(
     free: Sequence[Constant],
     values: Values,
     residuals: Residuals,
-) -> tuple[dict[Constant, float], dict[Constant, tuple[str, ...]]]:
-    """(values with the free ones fitted, what determined them), on a scale of 0 to 1."""
-    by = {c: _depends(model, series, c, values, residuals) for c in free}
-    moving = [c for c in free if by[c]]
-    if not moving:
-        return dict(values), {}
+) -> tuple[dict[Constant, float], dict[Constant, tuple[str, ...]], float]:
+    """(values with the free ones fitted, what determined them, sum of squares left)."""
+    if not series:
+        return dict(values), {}, 0.0
 
     def at(x: np.ndarray) -> dict[Constant, float]:
-        return dict(values) | {c: c.unscaled(u) for c, u in zip(moving, x, strict=True)}
+        return dict(values) | {c: c.unscaled(u) for c, u in zip(free, x, strict=True)}
 
     def of(x: np.ndarray) -> np.ndarray:
         return np.concatenate([residuals(model, s, at(x)) for s in series])
 
-    x0 = [min(max(c.scaled(values[c]), 0.01), 0.99) for c in moving]
+    x0 = [min(max(c.scaled(values[c]), 0.01), 0.99) for c in free]
     found = least_squares(
         of, x0, bounds=(0.0, 1.0), diff_step=STEP, xtol=TOLERANCE, ftol=TOLERANCE, gtol=1e-9
     )
-    return at(found.x), {c: by[c] for c in moving}
-
-
-def _depends(model, series, constant: Constant, values: Values, residuals: Residuals):
-    """Names of the series that depend on a constant, somewhere between its bounds."""
-    names = []
-    for one in series:
-        ends = [dict(values) | {constant: v} for v in (constant.low, constant.high)]
-        low, high = (residuals(model, one, end) for end in ends)
-        if np.abs(low - high).max() > MATTERS:
-            names.append(one.name)
-    return tuple(names)
+    fitted = at(found.x)
+    owner = np.repeat(np.arange(len(series)), [len(residuals(model, s, fitted)) for s in series])
+    by = {}
+    for column, constant in enumerate(free):
+        moved = np.sqrt(np.bincount(owner, found.jac[:, column] ** 2)) / constant.span
+        by[constant] = tuple(s.name for s, m in zip(series, moved, strict=True) if m > MATTERS)
+    return fitted, {c: names for c, names in by.items() if names}, 2 * float(found.cost)
 
 
 def current() -> dict[Constant, float]:

@@ -34,7 +34,7 @@ def calibrate(
     (--report-to-json-file, or its printed table), for which --instance, --op and --ranks say what
     was measured. Without FILES: the points that come with trnsim, whose fit is what trnsim uses.
 
-    The constants go to --out, an overlay that other commands take by --calibration. Rates are
+    The constants go to --out, an overlay that other commands take by --overlay. Rates are
     fitted to slopes (time over bytes), latencies to the points that are good for it. Constants that
     the points do not depend on are left alone.
     """

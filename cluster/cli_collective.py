@@ -197,7 +197,15 @@ def _readable(args: Sequence[str]) -> Iterator[str]:
     default=None,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="An algorithm as MSCCL XML.",
+    help="An algorithm as MSCCL XML: verified, priced, run on data with -c.",
+)
+@click.option(
+    "--msccl-out",
+    "written",
+    default=None,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the algorithm of the first size as MSCCL XML.",
 )
 @click.option(
     "--reduction", default=None, help="add, multiply, minimum, maximum, and, or.  [default: add]"
@@ -269,7 +277,7 @@ def _readable(args: Sequence[str]) -> Iterator[str]:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")  # fmt: skip
 def collective(operation: str, as_json: bool, deadline: str, non_interactive: bool,
-               report: Path | None, **asked: Any) -> None:  # fmt: skip
+               report: Path | None, written: Path | None, **asked: Any) -> None:  # fmt: skip
     """Time a collective OPERATION on simulated NeuronCores, as nccom-test does on real ones.
 
     \b
@@ -281,27 +289,32 @@ def collective(operation: str, as_json: bool, deadline: str, non_interactive: bo
 
     time is virtual, in us. algbw = size / time; busbw = algbw x 2(N-1)/N for all_reduce, (N-1)/N
     for all_gather, reduce_scatter, alltoall, gather, scatter, and 1 for the others. bound is the
-    bus bandwidth if only the most loaded link mattered. GB/s is 1e9 bytes per second.
+    bus bandwidth if only the most loaded link or memory mattered. GB/s is 1e9 bytes per second.
     """
     from .collective_command import CollectiveRun
-    from .report.nccom_json import write_json
+    from .report.nccom_json import write_json, write_text
 
-    if report is not None and not report.absolute().parent.is_dir():
-        raise BadFile(f"{report}: its folder does not exist")
+    for path in (report, written):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise BadFile(f"{path}: its folder does not exist")
     with within(deadline):
         run = CollectiveRun.of(operation, **asked)
         with progress(run.count, "sizes", quiet=non_interactive or as_json) as advance:
             run.measure(advance)
+        xml = run.msccl() if written is not None else ""
     document = run.document()
     if report is not None:
         write_json(report, document)
+    if written is not None:
+        write_text(written, xml)
     if as_json:
         click.echo(json.dumps(document, indent=4))
         return
     console = _console()
     _show(console, run.views(console.width))
-    if report is not None:
-        console.print(f"results in {report}", highlight=False)
+    for path, what in ((report, "results"), (written, "MSCCL XML")):
+        if path is not None:
+            console.print(f"{what} in {path}", highlight=False)
 
 
 @click.command()

@@ -216,9 +216,9 @@ class Row:
 class Bench:
     """Prices collectives in groups (int64[G, n] fabric ranks) of a site.
 
-    algorithm: `policy`, `best` or a name. job: the fabric ranks that `start` numbers, default those
-    of all groups; with jitter, each of the `iterations` is drawn anew. Schedules and routes are
-    kept from size to size.
+    algorithm: `policy`, `best` or a name; `given`, a plan for all sizes, goes before it. job: the
+    fabric ranks that `start` numbers, default those of all groups; with jitter, each of the
+    `iterations` is drawn anew. Schedules and routes are kept from size to size.
     """
 
     site: Site
@@ -227,6 +227,7 @@ class Bench:
     job: np.ndarray | None = None
     start: Start = field(default_factory=Start)
     iterations: int = 1
+    given: choose.Plan | None = None
 
     @cached_property
     def _pricers(self) -> dict[int, Pricer]:
@@ -247,6 +248,8 @@ class Bench:
 
     def plan(self, collective: Collective) -> choose.Plan:
         """The schedule of all groups, and the reason for it."""
+        if self.given is not None:
+            return self.given
 
         def price(plan: choose.Plan) -> int:
             call = self.call(collective, plan, self.arrivals[0])

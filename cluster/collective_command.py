@@ -11,8 +11,9 @@ import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
+from trnsim.collectives import choose
 from trnsim.collectives.schedule import Collective
-from trnsim.device.errors import BadInput, Unsupported
+from trnsim.device.errors import BadInput
 from trnsim.device.units import format_time, parse_time
 
 from . import nccom, nccom_files
@@ -28,6 +29,7 @@ from .collective import (
 )
 from .collective_check import MODES, check
 from .conditions import Start, parse_degraded, parse_delay, with_failures, with_rates
+from .reading import placed, read_text
 from .report import nccom_json
 from .report.collective_tables import collective_view
 from .streams import Lane, check_streams, measure_together
@@ -50,6 +52,7 @@ class Stream:
     reduction: str = "add"
     root: int = 0
     ops_per_iter: int = 1
+    given: choose.Plan | None = None
 
     @property
     def n(self) -> int:
@@ -83,8 +86,6 @@ class CollectiveRun:
     def of(cls, operation: str, **asked: Any) -> "CollectiveRun":
         """From the options of the command. Raises TrnsimError for whatever does not fit."""
         nccom.operation(operation)
-        if asked["msccl"] is not None:
-            raise Unsupported(f"--msccl {asked['msccl']}: MSCCL XML is not read yet")
         stats = _stats(asked["stats"])
         _check_mode(asked["check"])
         for name, least in (("-n", 1), ("-w", 0)):
@@ -125,7 +126,8 @@ class CollectiveRun:
     def _bench(self, stream: Stream) -> Bench:
         iterations = self.asked_iterations[0]
         site, job, start = self.site, self.job, self.start
-        return Bench(site, stream.groups, self.algorithm, job, start, iterations)
+        groups, given = stream.groups, stream.given
+        return Bench(site, groups, self.algorithm, job, start, iterations, given)
 
     def _step(self, benches: Sequence[Bench], step: int) -> list[Row]:
         """A row of each stream; one that has no more sizes repeats its last."""
@@ -171,6 +173,14 @@ class CollectiveRun:
                 "leans_on": dict(self.site.leaned_on),
             },
         }
+
+    def msccl(self) -> str:
+        """The first schedule of the first stream as MSCCL XML."""
+        from trnsim.collectives.msccl_write import write_msccl
+
+        collective = self.streams[0].collective(self.streams[0].nbytes[0])
+        schedule = self._bench(self.streams[0]).plan(collective).schedule
+        return write_msccl(collective, schedule)
 
     def views(self, width: int = 80) -> list[RenderableType]:
         """What a terminal of this width shows."""
@@ -289,8 +299,25 @@ def _stream(wanted: Mapping[str, Any], asked: Mapping[str, Any], job: np.ndarray
         root=root,
         ops_per_iter=_positive("ops_per_iter", wanted.get("ops_per_iter", 1)),
     )  # fmt: skip
-    stream.collective(stream.nbytes[0])  # refuses what does not go together
-    return stream
+    first = stream.collective(stream.nbytes[0])  # refuses what does not go together
+    if asked["msccl"] is None:
+        return stream
+    return replace(stream, given=_from_msccl(asked["msccl"], asked["algorithm"], first))
+
+
+def _from_msccl(file: Path, algorithm: str, wanted: Collective) -> choose.Plan:
+    """The plan in an MSCCL XML file. Raises BadInput for a file of another collective or group."""
+    from trnsim.collectives.msccl import read_msccl
+
+    if algorithm != "policy":
+        raise BadInput("--algorithm", algorithm, "not with --msccl, which is one")
+    with placed(str(file)):
+        found, schedule = read_msccl(read_text(file))
+    for name in ("kind", "ranks", "root"):
+        have, need = getattr(found, name), getattr(wanted, name)
+        if have != need:
+            raise BadInput(f"{file}: {name}", have, f"{need}, as asked for")
+    return choose.Plan(schedule, choose.Choice(schedule.algorithm, f"MSCCL XML of {file}"))
 
 
 def _root(op: nccom.Operation, root: int | None, n: int) -> int:

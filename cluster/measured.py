@@ -32,6 +32,7 @@ COLUMNS = (
 ONE_NODE = {"inf2": "inf2.48xlarge", "trn1": "trn1.32xlarge", "trn2": "trn2.48xlarge"}
 """What `trn2-class` is read as: the largest single instance of the chip."""
 CROSS_DIE = "cross die"
+WHERE = ("", "same die", CROSS_DIE)
 
 
 @dataclass(frozen=True)
@@ -197,6 +198,8 @@ def _group(row: Row) -> Group:
     words = row["op"].split(None, 1)
     try:
         op, (dtype, _) = nccom.operation(words[0] if words else ""), nccom.dtype(row["dtype"])
+        if len(words) > 1 and words[1] not in WHERE:
+            raise BadInput("op", row["op"], [f"{words[0]} {where}".rstrip() for where in WHERE])
         return Group(
             _instance(row["platform"]),
             int(_positive(row, "nodes", int)),

@@ -35,7 +35,7 @@ from .algorithms import (
 )
 from .layout import Layout, chip_orders, layout
 from .routes import Fabric
-from .schedule import POINT_TO_POINT, REDUCING, Collective, Schedule
+from .schedule import KINDS, POINT_TO_POINT, REDUCING, Collective, Schedule
 
 FLAT = {
     "ring": ring.KINDS,
@@ -157,6 +157,23 @@ def candidates(collective: Collective, lies: Layout) -> list[str]:
     return able + _hierarchies(collective, lies)
 
 
+def kinds(algorithm: str) -> tuple[str, ...]:
+    """The kinds of collectives that a name can do; those of the policy are all.
+
+    Raises BadInput for a name that does not exist.
+    """
+    if algorithm == "policy":
+        return KINDS
+    head, steps, _ = _parsed(algorithm)
+    if head == "hierarchical":
+        if steps:
+            _check_steps(steps)
+        return hierarchical.KINDS
+    if head not in FLAT:
+        raise BadInput("algorithm", algorithm, NAMES)
+    return FLAT[head]
+
+
 def _hierarchies(collective: Collective, lies: Layout) -> list[str]:
     kind, places = collective.kind, lies.places
     if places is None or min(places.shape) < 2 or kind not in hierarchical.KINDS:
@@ -190,8 +207,9 @@ def build(
     """The schedule of a named algorithm.
 
     orders: group positions along the ring (or rings, int[channels, n]), or by corner of the
-    hypercube; in a hierarchy, local indices; for kangaring, chips. Schedules do not depend on
-    sizes: equal calls give the same object. Raises BadInput for a group that it cannot serve.
+    hypercube (or cubes); in a hierarchy, local indices; for kangaring, chips. Schedules do not
+    depend on sizes: equal calls give the same object. Raises BadInput for a group that it cannot
+    serve.
     """
     _check_name(collective.kind, algorithm)
     lies = lies if isinstance(lies, Layout) else Layout.of_servers(lies)
@@ -279,7 +297,7 @@ def _orders(algorithm: str, group: np.ndarray, lies: Layout, fabric: Fabric) -> 
         group = group[:0] if lies.places is None else group[lies.places[0]]
         chips = lies.local_chips
     if step == "rdh":
-        return fabric.cube_order(group)
+        return fabric.cube_order(group) if head == "hierarchical" else fabric.cube_orders(group)
     if step == "ring":
         return fabric.rings(group, channels)
     if step == "kangaring" and chips is not None and len(group):

@@ -16,7 +16,8 @@ _NEVER = np.iinfo(np.int64).min
 class Places:
     """Where R transfers in each of G groups are among C clocks.
 
-    src, dst: int[G * R] clocks; channel, lane: int[G * R] or one number.
+    src, dst: int[G * R] clocks; channel, lane: int[G * R] or one number. regular: known to be such
+    that every clock is once a source and once a destination at most.
     """
 
     src: np.ndarray
@@ -25,6 +26,7 @@ class Places:
     lane: int
     groups: int
     clocks: int
+    regular: bool = False
 
     @cached_property
     def ready_src(self) -> np.ndarray:
@@ -43,12 +45,12 @@ class Places:
     @cached_property
     def one_out(self) -> bool:
         """Whether no two transfers leave one rank on one channel."""
-        return _distinct(self.free_src)
+        return self.regular or _distinct(self.free_src)
 
     @cached_property
     def one_in(self) -> bool:
         """Whether no two transfers go to one rank."""
-        return _distinct(self.dst)
+        return self.regular or _distinct(self.dst)
 
     @cached_property
     def src_receives(self) -> np.ndarray:
@@ -97,6 +99,15 @@ class Clocks:
         """int64[C]: when each rank has received and sent everything."""
         ready = self.ready.reshape(self.lanes, -1).max(axis=0)
         return np.maximum(ready, self.free.reshape(self.channels, -1).max(axis=0))
+
+    def tables(self) -> list[np.ndarray]:
+        """int64[C] each: everything that is known of the ranks."""
+        rows = [*self.ready.reshape(self.lanes, -1), *self.free.reshape(self.channels, -1)]
+        return rows if self.together else [*rows, self.entered]
+
+    def fold(self, ranks: np.ndarray) -> None:
+        """Keep the clocks of these ranks only: those of the others are equal to theirs."""
+        self.unfold(ranks)
 
     def unfold(self, of_rank: np.ndarray) -> None:
         """Give every rank the clocks of the one that it is like."""

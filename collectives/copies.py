@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 class Fold:
     """Rows of members (subgroups) that stand for equal others.
 
-    rows: int[k], the ones to price; of_row: int[Rows], which of the k each row is like.
+    rows: int[k], the ones to price; of_row: int[Rows], which of the k each row is like. kinds: how
+    many different parts the k are in.
     """
 
     copies: "Copies"
     members: np.ndarray
     rows: np.ndarray
     of_row: np.ndarray
+    kinds: int
 
     def stays(self, used: np.ndarray) -> bool:
         """Whether all links among these resources lie inside the parts of the priced rows."""
@@ -101,7 +103,7 @@ class Copies:
             of_row[by_part[start:stop]] = seen[key] + np.arange(stop - start)
         if 2 * used > len(part):
             return None
-        return Fold(self, members, np.concatenate(rows), of_row)
+        return Fold(self, members, np.concatenate(rows), of_row, len(rows))
 
     @cached_property
     def local(self) -> np.ndarray:

@@ -129,7 +129,10 @@ class RankView:
         """The rounds in order; finish each one (see the protocol) before asking for the next."""
         for index, (out, into) in enumerate(self._part.steps):
             sends = tuple(Send(m.peer, m.count, partial(self._payload, m)) for m in out)
-            yield Round(index, sends, tuple(self._receives(into)))
+            turns = self._turns(into)
+            yield Round(index, sends, tuple(self._receives(turns)))
+            if all(data is not None for _, data in turns):  # nothing but what it sends itself
+                self._apply(turns, np.empty(0))
 
     def finish(self) -> None:
         """Move what is not in its output place yet; zeros for a rank that a permute skips."""
@@ -151,12 +154,13 @@ class RankView:
         parts = [self._held[chunk] for chunk in message.chunks]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def _receives(self, into: "list[_Message]") -> "Iterator[Receive]":
+    def _turns(self, into: "list[_Message]") -> "list[tuple[_Message, np.ndarray | None]]":
+        """Messages in their turn, with the data of those that the rank sends itself."""
+        own = (m.peer == self.rank for m in into)
+        return [(m, self._payload(m).copy() if o else None) for m, o in zip(into, own, strict=True)]
+
+    def _receives(self, turns: "list[tuple[_Message, np.ndarray | None]]") -> "Iterator[Receive]":
         """Messages from others; what the rank sends itself is put with the one next to it."""
-        turns: list[tuple[_Message, np.ndarray | None]] = []
-        for message in into:
-            own = message.peer == self.rank
-            turns.append((message, self._payload(message).copy() if own else None))
         others = [i for i, (_, data) in enumerate(turns) if data is None]
         cuts = pairwise([0, *others[1:], len(turns)]) if others else ()
         for i, (start, stop) in zip(others, cuts, strict=True):
@@ -181,7 +185,7 @@ class RankView:
 
     def _put(self, message: "_Message", data: np.ndarray) -> None:
         at = 0
-        for chunk, reduce in zip(message.chunks, message.reduce, strict=True):
+        for chunk, reduce in zip(message.landed, message.reduce, strict=True):
             count = self._part.counts[chunk]
             self._receive(chunk, data[at : at + count], reduce)
             at += count
@@ -208,11 +212,15 @@ class RankView:
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """Chunks of one round between one pair of ranks; `peer` is the other one."""
+    """Chunks of one round between one pair of ranks; `peer` is the other one.
+
+    chunks: their ids at the source; landed: at the destination.
+    """
 
     peer: int
     count: int
     chunks: tuple[int, ...]
+    landed: tuple[int, ...]
     reduce: tuple[bool, ...]
 
 
@@ -270,24 +278,26 @@ class _Part:
     def _step(
         self, block: Block, repetition: int, mine: np.ndarray
     ) -> tuple[list[_Message], list[_Message]]:
-        out: dict[int, list[tuple[int, bool]]] = {}
-        into: dict[int, list[tuple[int, bool]]] = {}
+        out: dict[int, list[tuple[int, int, bool]]] = {}
+        into: dict[int, list[tuple[int, int, bool]]] = {}
         rows, ids = block.expand(repetition, mine)
         ends = (block.src[rows].tolist(), block.dst[rows].tolist(), block.reduce[rows].tolist())
-        for src, dst, reduce, chunk in zip(*ends, ids.tolist(), strict=True):
+        landed = block.landed(rows, ids).tolist()
+        for src, dst, reduce, chunk, there in zip(*ends, ids.tolist(), landed, strict=True):
             box, peer = (into, src) if dst == self.rank else (out, dst)
             content = box.setdefault(peer, [])  # also of an empty chunk: it keeps its turn
             if self.counts[chunk]:
-                content.append((chunk, reduce))
+                content.append((chunk, there, reduce))
         return self._messages(out), self._messages(into)
 
-    def _messages(self, boxes: dict[int, list[tuple[int, bool]]]) -> list[_Message]:
+    def _messages(self, boxes: dict[int, list[tuple[int, int, bool]]]) -> list[_Message]:
         made = []
         for peer, content in boxes.items():
             if not content:
                 continue
-            chunks, reduce = zip(*content, strict=True)
-            made.append(_Message(peer, sum(self.counts[c] for c in chunks), chunks, reduce))
+            chunks, landed, reduce = zip(*content, strict=True)
+            count = sum(self.counts[c] for c in chunks)
+            made.append(_Message(peer, count, chunks, landed, reduce))
         return made
 
 

@@ -243,6 +243,27 @@ class Across(Loads):
             columns.append(Column(None, self._stack, sum(self.touches)))
         return columns
 
+    def load(self, out: np.ndarray, into: np.ndarray) -> np.ndarray:
+        """int64[U]: bytes over each when members send `out` and receive `into` (int64[R * m])."""
+        total = np.zeros(self.resources.count)
+        ways = [(ids, out) for ids in self._out] + [(ids, into) for ids in self._into]
+        if self._stack is not None:
+            read, written = self.touches
+            ways.append((self._stack, read * out + written * into))
+        for ids, each in ways:
+            known = ids >= 0
+            if not known.all():
+                ids, each = ids[known], each[known]
+            sums = np.bincount(ids, weights=each)
+            total[: len(sums)] += sums
+        return total[self.used].astype(np.int64)  # exact: float64 holds every integer up to 9e15
+
+    def busiest(self, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(int64[R * m] or [1] the largest of `times` (int64[U]) on the way out, on the way in)."""
+        whole = np.zeros(self.resources.count + 1, np.int64)
+        whole[self.used] = times
+        return self._worst(whole, self._out), self._worst(whole, self._into)
+
     def limit(self, reduce: bool) -> tuple[list[tuple[int, int]], np.ndarray, np.ndarray]:
         """(kinds, which limits each member's way out, which its way in: int8[R * m] or [1])."""
         if reduce not in self._limits:
@@ -254,7 +275,7 @@ class Across(Loads):
         return self._limits[reduce]
 
     def _worst(self, slowness: np.ndarray, way: list[np.ndarray]) -> np.ndarray:
-        worst = np.zeros(self.shape[0] * self.shape[1], np.int8)
+        worst = np.zeros(self.shape[0] * self.shape[1], slowness.dtype)
         for ids in way if self._stack is None else [*way, self._stack]:
             np.maximum(worst, slowness[ids], out=worst)
         return single(worst)

@@ -135,32 +135,38 @@ def route_columns(routes: Routes) -> list[Column]:
 def classes(values: np.ndarray) -> tuple[list[int], np.ndarray]:
     """(distinct values, int32: which of them each is). Cheap when there are few of them."""
     which = np.zeros(len(values), np.int32)
-    found: list[int] = []
-    left = np.arange(len(values)) if len(values) else np.empty(0, np.int64)
+    if not len(values):
+        return [], which
+    found = [int(values[0])]
+    left = np.flatnonzero(values != values[0])
     while left.size:
+        rest = values[left]
         if len(found) >= _FEW:
-            rest, inverse = np.unique(values[left], return_inverse=True)
+            more, inverse = np.unique(rest, return_inverse=True)
             which[left] = inverse + len(found)
-            return found + rest.tolist(), which
-        value = values[left[0]]
-        which[left] = len(found)
-        found.append(int(value))
-        left = left[values[left] != value]
+            return found + more.tolist(), which
+        same = rest == rest[0]
+        which[left[same]] = len(found)
+        found.append(int(rest[0]))
+        left = left[~same]
     return found, which
 
 
 def needed_ps(load: np.ndarray, rate: np.ndarray) -> np.ndarray:
     """int64: picoseconds for `load` bytes at `rate`, rounded up, exact."""
+    if len(load) and (rate == rate[0]).all():
+        return _at_rate(load, int(rate[0]))
     speeds, speed = classes(rate)
     times = np.zeros(len(load), np.int64)
     for k, value in enumerate(speeds):
-        mine = np.flatnonzero((speed == k) & (load > 0)) if len(speeds) > 1 else None
-        loads, which = classes(load if mine is None else load[mine])
-        table = np.array([transfer_ps(nbytes, value) for nbytes in loads], np.int64)
-        if mine is None:
-            return table[which] if len(table) else times
-        times[mine] = table[which]
+        mine = np.flatnonzero(speed == k)
+        times[mine] = _at_rate(load[mine], value)
     return times
+
+
+def _at_rate(load: np.ndarray, rate: int) -> np.ndarray:
+    loads, which = classes(load)
+    return np.array([transfer_ps(nbytes, rate) for nbytes in loads], np.int64)[which]
 
 
 def resources_of(

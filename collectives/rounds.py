@@ -12,8 +12,9 @@ from .loads import Across, Paths, Touch, limits
 from .resources import Resources, needed_ps
 from .schedule import Block, Collective, Schedule
 from .sizes import Bytes, Sizes, only
-from .tables import Positions, Table, positions_of
+from .tables import Parts, Positions, Table, parts_of
 
+_PIECE = 1 << 19
 _KEPT = 1 << 18  # clock numbers of larger rounds are made again when needed
 
 
@@ -35,11 +36,12 @@ class Rounds:
         """Find the paths of every block in these groups."""
         self.groups = groups
         self.tables: dict[int, Table] = {}
-        known: dict[tuple, _Step] = {}
-        self.steps = [self._step(block, known) for block in self.schedule.blocks]
+        self._narrow: dict[tuple, Block] = {}
+        self._known: dict[tuple, _Step] = {}
+        self.steps = [self._step(block) for block in self.schedule.blocks]
 
-    def _step(self, block: Block, known: "dict[tuple, _Step]") -> "_Step":
-        who = block.who
+    def _step(self, block: Block) -> "_Step":
+        who, known = block.who, self._known
         if id(who) not in self.tables:
             self.tables[id(who)] = Table(self.copies, self.groups, who, self.shortcuts)
         key = _pattern_key(block, self.resources.memory is not None)
@@ -53,9 +55,9 @@ class Rounds:
         return Rounds(self.schedule, self.resources, self.all_groups, fold=False)
 
     @cached_property
-    def positions(self) -> Positions | None:
-        """Equal members of the equal parts of a single group; None if parts differ."""
-        return positions_of(self.groups, list(self.tables.values()), self.copies)
+    def parts(self) -> Parts | None:
+        """The parts that a single group fills, if equal ones can be told."""
+        return parts_of(self.groups, list(self.tables.values()), self.copies)
 
     def rounds(self, collective: Collective) -> "list[Sized]":
         """Rounds with their bytes; identical ones as one with a count."""
@@ -65,10 +67,31 @@ class Rounds:
         for block, step in zip(self.schedule.blocks, self.steps, strict=True):
             if sizes.balanced or block.count == 1:
                 nbytes = sizes.largest(block) if block.count > 1 else sizes.of(block, 0)
-                rounds.append(Sized(step, block, nbytes, block.count))
+                rounds.append(self._sized(step, block, nbytes, block.count))
             else:
-                rounds += [Sized(step, block, sizes.of(block, k), 1) for k in range(block.count)]
+                rounds += [
+                    self._sized(step, block, sizes.of(block, k), 1) for k in range(block.count)
+                ]
         return [r for r in rounds if r.moves]
+
+    def _sized(self, step: "_Step", block: Block, nbytes: Bytes, count: int) -> "Sized":
+        """The round; if only some replicas move data, and all the same, of these alone."""
+        if isinstance(nbytes, int) or step.fold is not None or not self.shortcuts:
+            return Sized(step, block, nbytes, count)
+        rows, least, most = np.asarray(nbytes.any(axis=1)), nbytes.min(), nbytes.max()
+        if least or rows.all() or not most or (nbytes[rows] != most).any():
+            return Sized(step, block, nbytes, count)
+        fewer = self._narrowed(block, rows)
+        return Sized(self._step(fewer), fewer, int(most), count)
+
+    def _narrowed(self, block: Block, rows: np.ndarray) -> Block:
+        """Some replicas of a block; equal choices of one `who` share theirs."""
+        who = block.who
+        assert who is not None
+        key = (id(who), rows.tobytes())
+        if key not in self._narrow:
+            self._narrow[key] = replace(block, who=who[rows], shift=None)
+        return replace(block, who=self._narrow[key].who, shift=None)
 
     def totals(
         self, rounds: "list[Sized]", by_group: bool = True
@@ -90,11 +113,13 @@ class Rounds:
         copied, reduced = self._loads(rounds)
         if reduced is None:
             return copied, _busy(copied, self.resources.rate)
-        load = copied + reduced
         if self.resources.rate is self.resources.reduce_rate:
-            return load, _busy(load, self.resources.rate)
+            copied += reduced
+            return copied, _busy(copied, self.resources.rate)
         needed = _busy(copied, self.resources.rate)
-        return load, needed + _busy(reduced, self.resources.reduce_rate)
+        needed += _busy(reduced, self.resources.reduce_rate)
+        copied += reduced
+        return copied, needed
 
     def _loads(self, rounds: "list[Sized]") -> tuple[np.ndarray, np.ndarray | None]:
         """Bytes over each resource by transfers that copy, and by those that reduce, if any."""
@@ -147,25 +172,54 @@ class Rounds:
 
     def _run(self, rounds: "list[Sized]", overheads: Overheads, arrivals, marks) -> np.ndarray:
         wait = overheads.start_ps + (overheads.handshake_ps if overheads.handshake else 0)
-        entered, folded = arrivals.reshape(-1) + wait, None
-        if self.positions is not None and (entered == entered[0]).all():
-            folded = self.positions
-            entered = entered[: folded.count]
-        clocks = Clocks(entered, self.schedule.channels, self.schedule.lanes, overheads.step_ps)
+        clocks = Clocks(
+            arrivals.reshape(-1) + wait,
+            self.schedule.channels,
+            self.schedule.lanes,
+            overheads.step_ps,
+        )
+        folding = _Folding(self, clocks)
         for r in rounds:
-            short = r.folded(folded) if folded is not None else None
-            if folded is not None and short is None:
-                clocks.unfold(folded.of_rank)
-                folded = None
-            whole = r.full() if short is None else short
+            whole = folding.round(r)
             if overheads.rendezvous:
                 whole = replace(whole, latency=whole.latency * (1 + overheads.rendezvous))
             clocks.repeat(whole)
             if marks is not None:
                 marks.append(int(clocks.end().max()))
-        if folded is not None:
-            clocks.unfold(folded.of_rank)
+        folding.unfold()
         return clocks.end().reshape(arrivals.shape)
+
+
+class _Folding:
+    """Keeps clocks for parts that differ only, as long as that goes."""
+
+    def __init__(self, rounds: Rounds, clocks: Clocks) -> None:
+        self.parts, self.clocks = rounds.parts, clocks
+        self.positions: Positions | None = None
+        self.inside = False  # whether the round before was inside parts
+        if self.parts is not None and clocks.together:
+            self.positions = self.parts.by_kind()
+            clocks.fold(self.positions.ranks)
+
+    def round(self, r: "Sized") -> Round:
+        """The next round over the clocks that there are."""
+        inside = r.step.fold is not None and r.step.like(r.nbytes) is not None
+        if self.parts is not None and self.positions is None and inside and not self.inside:
+            self.positions = self.parts.by_clocks(self.clocks.tables())
+            if self.positions is not None:
+                self.clocks.fold(self.positions.ranks)
+        self.inside = inside
+        short = None if self.positions is None else r.folded(self.positions)
+        if short is None:
+            self.unfold()
+            return r.full()
+        return short
+
+    def unfold(self) -> None:
+        """A clock for every rank again."""
+        if self.positions is not None:
+            self.clocks.unfold(self.positions.of_rank)
+            self.positions = None
 
 
 class _Adding:
@@ -181,8 +235,9 @@ class _Adding:
         if isinstance(mine, int):
             key = (source, fold, reduces)
             self.equal[key] = self.equal.get(key, 0) + mine * r.count
-        elif isinstance(source, Paths):
-            self._into(source, fold, reduces, source.load(mine) * r.count)
+        else:
+            load = source.load(mine) if isinstance(source, Paths) else r.step.across_load(mine)
+            self._into(source, fold, reduces, load * r.count)
 
     def _into(self, source: Across | Paths, fold: Fold | None, reduces: bool, load) -> None:
         key = (fold, reduces)
@@ -204,7 +259,7 @@ class _Adding:
         whole = np.zeros(self.resources, np.int64) if whole is None else whole
         for (fold, flag), load in self.totals.items():
             if flag == reduces and fold is not None:
-                whole = whole + fold.expand(load)
+                whole += fold.expand(load)
         return whole
 
 
@@ -255,12 +310,21 @@ class _Step:
 
     def loading(self, r: "Sized", nbytes: Bytes) -> tuple[Across | Paths, Fold | None, Bytes]:
         """(what the transfers load, how that expands to all rows, their bytes)."""
-        if isinstance(nbytes, int) and self.across is not None:
+        if self.across is not None:
             return self.across, None, nbytes
         mine = self.like(nbytes)
         if self.fold is not None and mine is not None:
             return self.paths, self.fold, mine
         return self.direct, None, self.tiled(nbytes)
+
+    def across_load(self, nbytes: np.ndarray) -> np.ndarray:
+        """int64 bytes over each resource of `across`, for int64[R, T] bytes of the transfers."""
+        assert self.across is not None
+        every = np.tile(nbytes, (len(self.rounds.groups), 1))
+        out, into = np.empty_like(every), np.empty_like(every)
+        out[:, self.block.src] = every
+        into[:, self.block.dst] = every
+        return self.across.load(out.reshape(-1), into.reshape(-1))
 
     def tiled(self, nbytes: Bytes) -> Bytes:
         """Bytes of one group ([R, T], or one number) for all groups."""
@@ -312,14 +376,19 @@ class Sized:
         return paths.durations(nbytes, reduce), paths.latency, fold
 
     def _taken_across(self, paths: Across) -> tuple[np.ndarray, np.ndarray]:
-        assert isinstance(self.nbytes, int) and self.reduce is not None
-        kinds, out, into = paths.limit(self.reduce)
-        if not kinds:
-            direct = self.step.direct
-            return direct.durations(self.nbytes, self.reduce), direct.latency
-        worst = np.maximum(self._from(out), self._to(into))
         latency = self._from(paths.latency_out) + self._to(paths.latency_in)
-        return limits(kinds, self.nbytes)[worst], latency
+        if isinstance(self.nbytes, int) and self.reduce is not None:
+            kinds, out, into = paths.limit(self.reduce)
+            if kinds:
+                worst = np.maximum(self._from(out), self._to(into))
+                return limits(kinds, self.nbytes)[worst], latency
+        times = np.zeros(len(paths.used), np.int64)
+        for reduces in (False, True):
+            mine = np.where(self.block.reduce == reduces, self.each, 0)
+            if mine.any():
+                times += needed_ps(self.step.across_load(mine), paths.rate(reduces))
+        out, into = paths.busiest(times)
+        return np.maximum(self._from(out), self._to(into)), latency
 
     def _from(self, members: np.ndarray) -> np.ndarray:
         """Of the source of each transfer."""
@@ -341,6 +410,8 @@ class Sized:
         moving = _moving(self.step.tiled(self.nbytes))
         groups, n = self.step.rounds.groups.shape
         places = self._places(None, moving, slice(None), groups, groups * n)
+        if moving is None and self.step.table.flipped:
+            took, latency = (_turned(a, len(self.block.src)) for a in (took, latency))
         return Round(places, _at(took, moving), _at(latency, moving), self.count)
 
     def folded(self, positions: Positions) -> Round | None:
@@ -352,19 +423,24 @@ class Sized:
         took, latency, fold = self._timed()
         if fold is None:
             return self._turning(positions, took, latency)
-        moving = _moving(self.step.like(self.nbytes))
-        places = self._places(positions, moving, fold.rows, 1, positions.count)
+        rows = self.step.table.rows_in(positions)
+        took, latency = _spread(took, fold, rows), _spread(latency, fold, rows)
+        nbytes = self.nbytes if isinstance(self.nbytes, int) else self.nbytes[rows].reshape(-1)
+        moving = _moving(nbytes)
+        places = self._places(positions, moving, rows, 1, positions.count)
         return Round(places, _at(took, moving), _at(latency, moving), self.count)
 
     def _places(self, positions: Positions | None, moving, rows, groups: int, clocks: int):
         block, kept = self.block, self.step.places
-        key = (positions is None, block.lane, block.channel.tobytes())
+        key = (positions, block.lane, block.channel.tobytes())
         key += (None if moving is None else moving.tobytes(),)
         if key in kept:
             return kept[key]
         at = self.step.table.clocks(rows)
         at = at if positions is None else positions.of_rank[at]
-        places = _places(block, at, groups, clocks, moving)
+        flip = positions is None and moving is None and self.step.table.flipped
+        places = _places(block, at, groups, clocks, moving, flip)
+        places = replace(places, regular=self.step.regular)
         if places.src.size <= _KEPT:
             kept.clear()
             kept[key] = places
@@ -373,37 +449,60 @@ class Sized:
     def _turning(self, positions: Positions, took, latency) -> Round | None:
         """Between parts: equal in all of them if each row's transfers are equal."""
         which, channel = self.step.table.turning(positions), only(self.block.channel)
-        if which is None or channel is None or not isinstance(self.nbytes, int):
+        if which is None or channel is None or not self.step.regular:
             return None
-        if not self.step.regular:
+        each = [_by_row(a, len(which)) for a in (took, latency, np.asarray(self.nbytes))]
+        took, latency, nbytes = each
+        if took is None or latency is None or nbytes is None:
             return None
-        each = [a if len(a) == 1 else a.reshape(len(which), -1) for a in (took, latency)]
-        if any(a.ndim == 2 and (a != a[:, :1]).any() for a in each):
-            return None
-        took, latency = (a if a.ndim == 1 else a[:, 0] for a in each)
-        places = Places(which, which, channel, self.block.lane, 1, positions.count)
-        return Round(places, took, latency, self.count)
+        moving = None if nbytes.all() else np.flatnonzero(nbytes)
+        at = which if moving is None else which[moving]
+        places = Places(at, at, channel, self.block.lane, 1, positions.count)
+        return Round(places, _at(took, moving), _at(latency, moving), self.count)
 
 
 def _places(
-    block: Block, at: np.ndarray, groups: int, clocks: int, moving: np.ndarray | None
+    block: Block,
+    at: np.ndarray,
+    groups: int,
+    clocks: int,
+    moving: np.ndarray | None,
+    flip: bool,
 ) -> Places:
-    """at: int[rows, m] clocks of the members of every row."""
-    src, dst = (at[:, end].reshape(-1) for end in (block.src, block.dst))
+    """at: int[rows, m] clocks of the members of every row; flip: order by member, then row."""
+    if flip:
+        at = np.ascontiguousarray(at.T)
+        src, dst = (at[end].reshape(-1) for end in (block.src, block.dst))
+    else:
+        src, dst = (at[:, end].reshape(-1) for end in (block.src, block.dst))
     channel = only(block.channel)
     if channel is None:
-        channel = np.tile(block.channel, len(at))
+        rows = at.shape[1] if flip else len(at)
+        channel = np.repeat(block.channel, rows) if flip else np.tile(block.channel, rows)
     if moving is not None:
         src, dst = src[moving], dst[moving]
         channel = channel if isinstance(channel, int) else channel[moving]
     return Places(src.astype(np.int64), dst.astype(np.int64), channel, block.lane, groups, clocks)
 
 
-def _spread(values: np.ndarray, fold: Fold) -> np.ndarray:
-    """Values of the priced rows for all rows."""
+def _turned(values: np.ndarray, width: int) -> np.ndarray:
+    """Values ordered by row, then transfer of the row, in the order by transfer, then row."""
+    return values if len(values) == 1 else values.reshape(-1, width).T.reshape(-1)
+
+
+def _spread(values: np.ndarray, fold: Fold, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
+    """Values of the priced rows for some rows, or for all."""
     if len(values) == 1:
         return values
-    return values.reshape(len(fold.rows), -1)[fold.of_row].reshape(-1)
+    return values.reshape(len(fold.rows), -1)[fold.of_row[rows]].reshape(-1)
+
+
+def _by_row(values: np.ndarray, rows: int) -> np.ndarray | None:
+    """The values [rows] or [1] of rows whose transfers have one value; None if some have more."""
+    if values.size == 1:
+        return values.reshape(1)
+    table = values.reshape(rows, -1)
+    return table[:, 0] if (table == table[:, :1]).all() else None
 
 
 def _moving(nbytes: Bytes | None) -> np.ndarray | None:
@@ -435,7 +534,9 @@ def _pattern_key(block: Block, memory: bool) -> tuple:
 
 
 def _busy(load: np.ndarray, rate: np.ndarray) -> np.ndarray:
-    busy = np.flatnonzero(load)
-    needed = np.zeros(len(load), np.int64)
-    needed[busy] = needed_ps(load[busy], rate[busy])
+    """As needed_ps, piece by piece: there may be millions of resources."""
+    needed = np.empty(len(load), np.int64)
+    for first in range(0, len(load), _PIECE):
+        piece = slice(first, first + _PIECE)
+        needed[piece] = needed_ps(load[piece], rate[piece])
     return needed

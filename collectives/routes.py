@@ -247,14 +247,38 @@ class Fabric:
     def cube_order(self, ranks: Sequence[int] | np.ndarray) -> np.ndarray:
         """int64[n]: positions of `ranks` as corners of a hypercube laid on the fabric.
 
-        By server, then by grid coordinates in Gray code: a torus with dimensions of 4 is a
-        hypercube, so that positions that differ in one bit are on neighbouring chips.
+        Ranks of one chip differ in the highest bits, where halving starts and moves most. Then come
+        grid coordinates in Gray code: a torus with dimensions of 4 is a hypercube, so that
+        positions that differ in one bit are on neighbouring chips. Servers have the lowest bits.
+        """
+        return self.cube_orders(ranks, 1)[0]
+
+    def cube_orders(self, ranks: Sequence[int] | np.ndarray, channels: int = 4) -> np.ndarray:
+        """int64[k, n], 1 <= k <= channels: cube orders whose bits of the grid take turns.
+
+        Exchanges of all k at once then go over different links of each chip.
         """
         nodes = self.rank_node[np.asarray(ranks, np.int64)]
-        corner = self.coordinates[nodes]
-        for shift in (16, 8, 4, 2, 1):  # inverse Gray code: the prefix exclusive or of the bits
+        by_node = np.argsort(nodes, kind="stable")
+        local = np.empty(len(nodes), np.int64)
+        local[by_node] = np.arange(len(nodes)) - np.searchsorted(nodes[by_node], nodes[by_node])
+        bits = self._corner_bits(nodes)
+        last = [nodes, self.server[nodes]]
+        turns = range(max(1, min(channels, len(bits))))
+        return np.stack([np.lexsort([*last, *np.roll(bits, t, axis=0), local]) for t in turns])
+
+    def _corner_bits(self, nodes: np.ndarray) -> np.ndarray:
+        """bool[k, n]: inverse Gray code of the coordinates, lowest bit of the last dimension first.
+
+        Without bits in which no nodes differ.
+        """
+        corner = np.where(self.extents[nodes] > 1, self.coordinates[nodes], 0)
+        for shift in (16, 8, 4, 2, 1):  # the prefix exclusive or of the bits
             corner = corner ^ (corner >> shift)
-        return np.lexsort([np.arange(len(nodes)), nodes, *corner.T[::-1], self.server[nodes]])
+        width = int(corner.max(initial=0)).bit_length()
+        bits = [axis >> k & 1 for axis in corner.T[::-1] for k in range(width)]
+        apart = [bit for bit in bits if bit.any() and not bit.all()]
+        return np.array(apart, bool).reshape(len(apart), len(nodes))
 
     def rings(self, ranks: Sequence[int] | np.ndarray, channels: int = 4) -> np.ndarray:
         """int64[k, n], 1 <= k <= channels: positions of `ranks` in the orders of k rings.

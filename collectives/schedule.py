@@ -237,6 +237,11 @@ class Block:
     again nor takes links again, and goes to the same chip. A fused reduction is a further operand
     of that one (same destination, same chunks). See `touches` for what this saves.
 
+    into: int64[T], or None: the destination keeps what it gets under a chunk id that is this much
+    higher. Copies of chunk c have the ids c + i * pieces * parts (see `Schedule.copies`), so that a
+    rank may hold several values of a chunk, as algorithms with scratch buffers do. A transfer from
+    a rank to itself is then a local copy or reduction.
+
     lane: blocks of different lanes touch different chunks. A transfer waits for what earlier blocks
     of its own lane gave its source, not for other lanes: only resources couple lanes.
 
@@ -256,6 +261,7 @@ class Block:
     count: int
     modulus: int
     fused: np.ndarray | None = None
+    into: np.ndarray | None = None
     lane: int = 0
     who: np.ndarray | None = None
     shift: np.ndarray | None = None
@@ -280,6 +286,7 @@ class Block:
             offset=(shift[:, None] + self.offset).reshape(-1),
             channel=_tile(self.channel, rows),
             fused=None if self.fused is None else _tile(self.fused, rows),
+            into=None if self.into is None else _tile(self.into, rows),
             who=None,
             shift=None,
             **tiled,
@@ -322,6 +329,10 @@ class Block:
         ids = np.repeat(self.offset[rows], span) + (first + within) % self.modulus
         return np.repeat(index, span), ids
 
+    def landed(self, index: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        """int64: the chunk ids of `expand` at the destinations."""
+        return ids if self.into is None else ids + self.into[index]
+
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
@@ -330,6 +341,7 @@ class Schedule:
     parts: chunks per piece. By nature, chunk piece * parts + part is that part of the piece. With
     `order`, chunk c is natural chunk order[c] (int64[pieces * parts]), or, if it has one entry per
     piece, part c % parts of piece order[c // parts]. `algorithm` is the name that reports print.
+    copies: how many values of a chunk a rank may hold; copy 0 is the input and output.
     """
 
     algorithm: str
@@ -337,6 +349,7 @@ class Schedule:
     parts: int
     blocks: tuple[Block, ...]
     order: np.ndarray | None = None
+    copies: int = 1
 
     @property
     def rounds(self) -> int:
@@ -381,9 +394,12 @@ class Schedule:
         return place.reshape(pieces, self.parts)
 
     def chunk_counts(self, collective: Collective) -> np.ndarray:
-        """int64[pieces * parts]: elements per chunk; the first parts of a piece get the rest."""
+        """int64[pieces * parts * copies]: elements per chunk; the first parts of a piece get the
+        rest.
+        """
         counts = part_counts(collective.piece_counts, self.parts).reshape(-1)
-        return counts if self.order is None else counts[self.natural(collective.pieces)]
+        counts = counts if self.order is None else counts[self.natural(collective.pieces)]
+        return counts if self.copies == 1 else np.tile(counts, self.copies)
 
 
 def in_order(
@@ -435,6 +451,7 @@ def block(
     reduce: bool | np.ndarray = False,
     channel: int | np.ndarray = 0,
     fused: np.ndarray | None = None,
+    into: np.ndarray | None = None,
     count: int = 1,
 ) -> Block:
     """A Block from arrays or single numbers; single numbers take no memory per transfer."""
@@ -455,6 +472,7 @@ def block(
         count=count,
         modulus=modulus,
         fused=None if fused is None else np.asarray(fused, np.bool_),
+        into=None if into is None else np.asarray(into, np.int64),
     )
 
 

@@ -36,6 +36,7 @@ def _check_shape(collective: Collective, schedule: Schedule, title: str) -> None
     chunks = pieces * schedule.parts
     if not np.array_equal(np.sort(schedule.natural(pieces)), np.arange(chunks)):
         raise WrongSchedule(f"{title}: its order is not a permutation of {pieces} pieces")
+    chunks *= schedule.copies
     for number, block in enumerate(schedule.flat.blocks):
         where = f"{title}, block {number}"
         for end, name in ((block.src, "source"), (block.dst, "destination")):
@@ -45,6 +46,9 @@ def _check_shape(collective: Collective, schedule: Schedule, title: str) -> None
         _refuse(where, (block.span < 0) | (block.span > block.modulus), "span", block.span)
         last = block.offset + block.modulus
         _refuse(where, (block.offset < 0) | (last > chunks), "chunk", last - 1)
+        if block.into is not None:
+            low, high = block.offset + block.into, last + block.into
+            _refuse(where, (low < 0) | (high > chunks), "chunk at the destination", high - 1)
         if block.fused is not None:
             _refuse(where, block.fused & ~_joined(block), "fused transfer from rank", block.src)
 
@@ -59,10 +63,15 @@ def _joined(block: Block) -> np.ndarray:
 
 
 def _again(block: Block) -> np.ndarray:
-    """bool[T]: ranks that add what they had to a chunk that another transfer of the round fills."""
+    """bool[T]: transfers that may be from a rank to itself.
+
+    Between copies of a chunk, and where a rank adds what it had to a chunk that another transfer of
+    the round fills.
+    """
     filled = set(block.dst[~block.reduce].tolist())
     mine = [rank in filled for rank in block.dst.tolist()]
-    return block.reduce & np.array(mine, bool)
+    again = block.reduce & np.array(mine, bool)
+    return again if block.into is None else again | (block.into != 0)
 
 
 def _refuse(where: str, wrong: np.ndarray, name: str, values: np.ndarray) -> None:
@@ -75,7 +84,8 @@ def _initial(collective: Collective, schedule: Schedule) -> np.ndarray:
     """uint8[rank, chunk, contributor]: one contributor suffices where nothing is reduced."""
     n, parts = collective.ranks, schedule.parts
     place = schedule.place_of(collective.pieces)
-    state = np.zeros((n, collective.pieces * parts, n if collective.reducing else 1), np.uint8)
+    chunks = collective.pieces * parts * schedule.copies
+    state = np.zeros((n, chunks, n if collective.reducing else 1), np.uint8)
     for rank in range(n):
         for slot in collective.inputs(rank):
             state[rank, place[slot.piece], rank if collective.reducing else 0] = 1
@@ -85,18 +95,19 @@ def _initial(collective: Collective, schedule: Schedule) -> np.ndarray:
 def _apply(state: np.ndarray, block: Block, repetition: int, title: str) -> None:
     index, ids = block.expand(repetition)
     src, dst, reduce = block.src[index], block.dst[index], block.reduce[index]
+    landed = block.landed(index, ids)
     payload = state[src, ids]  # a copy: all transfers read before any writes
     _must_hold(payload, src, ids, f"{title}: rank {{}} sends chunk {{}} that it does not hold")
     _must_hold(
-        state[dst[reduce], ids[reduce]],
+        state[dst[reduce], landed[reduce]],
         dst[reduce],
-        ids[reduce],
+        landed[reduce],
         f"{title}: rank {{}} reduces into chunk {{}} that it does not hold",
     )
     turn = np.argsort(_message_turn(block)[index], kind="stable")
-    _must_not_race((dst * state.shape[1] + ids)[turn], reduce[turn], state.shape[1], title)
-    state[dst[~reduce], ids[~reduce]] = payload[~reduce]
-    _add(state, dst[reduce], ids[reduce], payload[reduce])
+    _must_not_race((dst * state.shape[1] + landed)[turn], reduce[turn], state.shape[1], title)
+    state[dst[~reduce], landed[~reduce]] = payload[~reduce]
+    _add(state, dst[reduce], landed[reduce], payload[reduce])
 
 
 def _message_turn(block: Block) -> np.ndarray:

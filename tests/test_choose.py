@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from trnsim.collectives.choose import Policy, build, candidates, choose, plan
+from trnsim.collectives.choose import Policy, build, candidates, choose, kinds, plan
 from trnsim.collectives.fabric import Fabric, join, torus
 from trnsim.collectives.layout import Layout, layout
 from trnsim.collectives.schedule import KINDS, Collective
@@ -80,6 +80,7 @@ def test_kangaring_rides_both_cycles_of_the_torus_both_ways() -> None:
     blocks = plan(asked("all_gather", 64, 2**30), [range(64)], fabric).schedule.blocks
     ring = next(b for b in blocks if b.count > 1)
     assert ring.count == 31 and sorted(set(ring.channel.tolist())) == [0, 1, 2, 3]
+    assert ring.fused is not None
     alone = ~ring.fused
     routes = fabric.routes(ring.src[alone], ring.dst[alone])
     used, times = np.unique(routes.links, return_counts=True)
@@ -284,3 +285,13 @@ def test_candidates_know_the_group() -> None:
     assert {"hierarchical:kangaring+rdh", "hierarchical:ring+double_binary_tree:3"} <= set(two)
     many = candidates(asked("all_reduce", 4096, 64), Layout.of_servers([0] * 4096))
     assert set(many) == {"ring", "rdh"} | trees | {"double_binary_tree"}
+
+
+def test_kinds_of_a_name() -> None:
+    assert kinds("policy") == KINDS and kinds("mesh") == KINDS
+    assert kinds("ring:2") == kinds("ring") and "all_to_all" not in kinds("ring")
+    assert "all_to_all" in kinds("hierarchical") and "gather" not in kinds("hierarchical:ring+rdh")
+    with pytest.raises(BadInput, match="^algorithm: rign is not valid; .*; nearest valid: ring$"):
+        kinds("rign")
+    with pytest.raises(BadInput, match="^steps of algorithm hierarchical: ring is not valid"):
+        kinds("hierarchical:ring")

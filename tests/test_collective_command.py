@@ -377,6 +377,25 @@ def test_bad_streams(trnsim: Command, content: str, message: str) -> None:
     assert message in err and err.count("\n") == 1
 
 
+def test_msccl_out_and_in_is_the_same_algorithm(trnsim: Command) -> None:
+    line = "allr --fabric ring.toml -b 1MiB -e 1MiB -d fp32"
+    code, out, _ = trnsim(f"collective {line} --algorithm ring:1 --msccl-out ring.xml")
+    assert code == 0 and out.splitlines()[-1] == "MSCCL XML in ring.xml"
+    (row,) = results(trnsim, f"{line} -c --msccl ring.xml")["results"]
+    assert row["time:avg(us)"] == pytest.approx(43.70016)
+    assert (row["reason"], row["check"]) == ("MSCCL XML of ring.xml", "ok, within rounding")
+    for wrong, message in (
+        (
+            line.replace("allr", "allg"),
+            "ring.xml: kind: all_reduce is not valid; allowed: all_gather",
+        ),
+        (f"{line} -r 4", "ring.xml: ranks: 8 is not valid; allowed: 4, as asked for"),
+        (f"{line} --algorithm rdh", "--algorithm: rdh is not valid; allowed: not with --msccl"),
+    ):
+        code, out, err = trnsim(f"collective {wrong} --msccl ring.xml")
+        assert (code, out) == (2, "") and err.startswith(f"trnsim: error: {message}")
+
+
 @pytest.mark.parametrize("size", ["1k", "1M", "1G"])
 def test_best_is_not_above_any_name(trnsim: Command, size: str) -> None:
     line = f"allr -r 16 -b {size} -e {size}"
@@ -443,7 +462,8 @@ REFUSED = {
     "allr --variable-size-op-metadata x": "--variable-size-op-metadata: x is not valid; allowed: "
     "only with all_gatherv, reduce_scatterv, alltoallv, not all_reduce",
     "allr -N 1024 -b 1M -e 1M -c": "-c: 65536 ranks, which move ",
-    "allr --msccl x.xml": "--msccl x.xml: ",
+    "allr --msccl none.xml": "none.xml: No such file or directory",
+    "allr --msccl ring.toml": "ring.toml: ",
     "allr -s 10.0.0.1 10.0.0.2": "-s of nccom-test has no meaning here: trnsim runs in this "
     "process, without hosts, MPI or Slurm; use -N for the number of nodes",
     "allr --slurm-job-id=7": "--slurm-job-id of nccom-test has no meaning here",

@@ -60,7 +60,7 @@ def collectives(draw: st.DrawFn, kind: str, dtype: str = "i32") -> Collective:
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_every_algorithm_agrees_with_numpy(name: str, kind: str, data: st.DataObject) -> None:
     asked = data.draw(collectives(kind))
     inputs = random_inputs(asked)
@@ -69,7 +69,7 @@ def test_every_algorithm_agrees_with_numpy(name: str, kind: str, data: st.DataOb
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_every_group_size_agrees_with_numpy(name: str, kind: str) -> None:
-    for n in range(1, 18):
+    for n in (1, 2, 3, 5, 8, 13, 17):
         asked = collective(kind, n, 7, root=n // 2, dtype="i32")
         inputs = random_inputs(asked)
         got = execute(asked, ALGORITHMS[name].schedule(asked), inputs)
@@ -84,7 +84,7 @@ def test_hierarchies_agree_with_numpy_in_any_rank_order(intra: str, inter: str) 
         places = hierarchical.places_of(rng.permutation(np.repeat(np.arange(x), y)))
         for kind in hierarchical.KINDS:
             counts = rng.integers(0, 6, collective(kind, x * y).pieces) + 30
-            asked = collective(kind, x * y, counts, root=x * y - 1, dtype="i32")
+            asked = collective(kind, x * y, counts.tolist(), root=x * y - 1, dtype="i32")
             inputs = random_inputs(asked)
             got = execute(asked, hierarchical.schedule(asked, places, intra, inter), inputs)
             assert_same(got, reference(asked, inputs))
@@ -246,27 +246,70 @@ def test_inputs_are_left_alone() -> None:
         assert [x.tobytes() for x in inputs] == before
 
 
-def test_singleton_groups_are_the_identity() -> None:  # U9
+@pytest.mark.parametrize("n", [6, 7, 12])
+@pytest.mark.parametrize("name", [name for name, kind in CASES if kind == "all_reduce"])
+def test_ones_sum_to_the_number_of_ranks(name: str, n: int) -> None:  # U2
+    asked = Collective("all_reduce", n, 1_200_000 // 4 // n, dtype="f32", reduction="add")
+    ones = [np.ones(asked.input_count(rank), np.float32) for rank in range(n)]
+    got = execute(asked, ALGORITHMS[name].schedule(asked), ones)
+    assert all((result == n).all() for result in got)
+
+
+@pytest.mark.parametrize("name", [name for name, kind in CASES if kind == "all_reduce"])
+def test_singleton_groups_are_the_identity(name: str) -> None:  # U9
     asked = Collective("all_reduce", 1, 1, dtype="i32", reduction="add")
     for rank in range(8):
-        for module in (ring, mesh, rdh):
-            got = execute(asked, module.schedule(asked), [np.array([rank], np.int32)])
-            assert got[0].tolist() == [rank]
+        got = execute(asked, ALGORITHMS[name].schedule(asked), [np.array([rank], np.int32)])
+        assert got[0].tolist() == [rank]
 
 
 @pytest.mark.parametrize(("group", "total"), [([0, 1, 2, 3], 10), ([4, 5, 6, 7], 26), ([2, 3], 7)])
-def test_subgroups_reduce_their_own_ranks(group: list[int], total: int) -> None:  # U10
+@pytest.mark.parametrize("name", [name for name, kind in CASES if kind == "all_reduce"])
+def test_subgroups_reduce_their_own_ranks(name: str, group: list[int], total: int) -> None:  # U10
     asked = Collective("all_reduce", len(group), 1, dtype="i32", reduction="add")
-    got = execute(asked, ring.schedule(asked), [np.array([r + 1], np.int32) for r in group])
+    inputs = [np.array([rank + 1], np.int32) for rank in group]
+    got = execute(asked, ALGORITHMS[name].schedule(asked), inputs)
     assert [x.tolist() for x in got] == [[total]] * len(group)
 
 
-@pytest.mark.parametrize("name", ["ring", "mesh", "rdh"])
+@pytest.mark.parametrize("name", [name for name, kind in CASES if kind == "all_gather"])
+def test_a_subgroup_gathers_its_own_shape(name: str) -> None:  # U10
+    asked = Collective("all_gather", 4, 2 * 4, dtype="i32")
+    inputs = [np.full((2, 4), rank, np.int32).reshape(-1) for rank in (1, 3, 4, 6)]
+    for result in execute(asked, ALGORITHMS[name].schedule(asked), inputs):
+        assert result.reshape(8, 4)[:, 0].tolist() == [1, 1, 3, 3, 4, 4, 6, 6]
+
+
+@pytest.mark.parametrize("name", [name for name, kind in CASES if kind == "all_gather"])
 def test_an_uneven_all_gather_keeps_rank_order(name: str) -> None:  # U11
     asked = Collective("all_gather", 2, (5 * 3, 4 * 3), dtype="i32")
     inputs = [np.arange(15, dtype=np.int32), np.arange(15, 27, dtype=np.int32)]
     got = execute(asked, ALGORITHMS[name].schedule(asked), inputs)
     assert [x.reshape(9, 3).tolist() for x in got] == [np.arange(27).reshape(9, 3).tolist()] * 2
+
+
+def test_an_output_that_is_not_written_is_left_alone() -> None:
+    asked = Collective("reduce", 3, 4, dtype="i32", reduction="add", root=1)
+    inputs = [np.full(4, 1 + rank, np.int32) for rank in range(3)]
+    outputs = [np.full(4, -1, np.int32) for _ in range(3)]
+    run_views(make_views(asked, rdh.schedule(asked), inputs, outputs))
+    assert [x.tolist() for x in outputs] == [[-1] * 4, [6] * 4, [-1] * 4]
+
+
+def test_a_batch_of_messages_may_use_a_rank_several_times() -> None:
+    asked = Collective(
+        "sendrecv", 3, (1, 2, 0, 1), dtype="i32", pairs=((0, 2), (0, 1), (1, 0), (1, 2))
+    )
+    inputs = [np.array([5, 6, 7], np.int32), np.array([8], np.int32), np.empty(0, np.int32)]
+    got = execute(asked, mesh.schedule(asked), inputs)
+    assert [x.tolist() for x in got] == [[], [6, 7], [5, 8]]
+
+
+def test_all_ranks_of_a_single_step_add_in_rank_order() -> None:
+    asked = Collective("all_reduce", 4, 1, dtype="f32", reduction="add")
+    inputs = [np.array([v], np.float32) for v in (2.0**24, 1, 1, -(2.0**24))]
+    got = execute(asked, single_step.schedule(asked), inputs)
+    assert [x.tolist() for x in got] == [[0.0]] * 4  # ((big + 1) + 1) - big, big + 1 is big
 
 
 def test_a_permute_gives_zeros_to_a_rank_that_gets_nothing() -> None:

@@ -89,3 +89,20 @@ def test_parts_of_a_torus_fall_back_to_the_path_along_it(nodes: list[int], rings
     found = fabric.rings(ranks)
     assert len(found) == rings and found[0].tolist() == fabric.ring_order(ranks).tolist()
     assert all(len(path) <= 1 for r in found for path in hops(fabric, r))
+
+
+def test_cubes_halve_on_the_chip_first_and_take_turns_over_the_links() -> None:
+    """Bits of the grid rotate, so that four cubes at once use different links of every chip."""
+    chips = torus((4, 4), bytes_per_s=10**9)
+    fabric = chips.attach(np.repeat(chips.chips, 4), dma_out=10**9, dma_in=10**9)
+    orders = fabric.cube_orders(range(64))
+    assert orders.shape == (4, 64)
+    assert orders[0].tolist() == fabric.cube_order(range(64)).tolist()
+    for distance in (32, 16):
+        for order in orders:
+            assert (order[np.arange(64)] // 4 == order[np.arange(64) ^ distance] // 4).all()
+    for distance in (8, 4, 2, 1):
+        pairs = np.concatenate([[o, o[np.arange(64) ^ distance]] for o in orders], axis=1)
+        routes = fabric.node_routes(fabric.rank_node[pairs[0]], fabric.rank_node[pairs[1]])
+        assert np.diff(routes.starts).max() == 1  # neighbours
+        assert np.bincount(routes.links).tolist() == [4] * 64  # every link, as often as the others

@@ -4,36 +4,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trnsim.collectives.algorithms import (
-    bruck,
-    hierarchical,
-    mesh,
-    pairwise,
-    rdh,
-    ring,
-    single_step,
-    tree,
-)
-from trnsim.collectives.execute import execute
-from trnsim.collectives.schedule import KINDS, Block, Collective, Schedule, block
+from trnsim.collectives.algorithms import hierarchical, mesh, pairwise, rdh, ring
+from trnsim.collectives.schedule import Block, Collective, Schedule, block
 from trnsim.collectives.verify import WrongSchedule, verify
-from trnsim.device.errors import BadInput, TrnsimError
+from trnsim.device.errors import BadInput
 
-from .collective_reference import collective, roots
+from .collective_reference import collective
 
-ALGORITHMS = {
-    "ring": ring,
-    "mesh": mesh,
-    "single_step_mesh": single_step,
-    "rdh": rdh,
-    "double_binary_tree": tree,
-    "bruck": bruck,
-    "pairwise": pairwise,
-}
-CASES = [(name, kind) for name, module in ALGORITHMS.items() for kind in module.KINDS]
+ALGORITHMS = {"ring": ring, "mesh": mesh, "rdh": rdh}
 
 
 def unrolled(schedule: Schedule) -> list[Block]:
@@ -42,31 +23,6 @@ def unrolled(schedule: Schedule) -> list[Block]:
         replace(b, base=b.first(k), step=np.zeros_like(b.step), count=1)
         for b, k in schedule.each_round()
     ]
-
-
-@pytest.mark.parametrize(("name", "kind"), CASES)
-def test_every_algorithm_and_group_size_is_right(name: str, kind: str) -> None:
-    for n in range(1, 18):
-        for root in roots(kind, n):
-            asked = collective(kind, n, root=root)
-            verify(asked, ALGORITHMS[name].schedule(asked))
-
-
-@pytest.mark.parametrize("n", [32, 64, 100])
-@pytest.mark.parametrize("name", ["ring", "mesh", "rdh"])
-def test_larger_groups_are_right(name: str, n: int) -> None:
-    for kind in set(ALGORITHMS[name].KINDS) - {"all_to_all"}:
-        asked = collective(kind, n)
-        verify(asked, ALGORITHMS[name].schedule(asked))
-
-
-@pytest.mark.parametrize("name", ["ring", "mesh", "rdh", "hierarchical"])
-def test_256_ranks_are_right(name: str) -> None:
-    asked = collective("all_reduce", 256)
-    if name == "hierarchical":
-        verify(asked, hierarchical.schedule(asked, np.arange(256).reshape(4, 64), "ring", "rdh"))
-    else:
-        verify(asked, ALGORITHMS[name].schedule(asked))
 
 
 @pytest.mark.parametrize("module", [ring, rdh])
@@ -96,15 +52,6 @@ def test_rdh_rounds_are_logarithmic() -> None:
         assert rdh.schedule(collective("all_reduce", n)).rounds == rounds
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_algorithms_refuse_other_kinds_by_name(kind: str) -> None:
-    for name, module in ALGORITHMS.items():
-        if kind in module.KINDS:
-            continue
-        with pytest.raises(BadInput, match=f"^collective of algorithm {name}: {kind} is not valid"):
-            module.schedule(collective(kind, 4))
-
-
 def test_hierarchical_refuses_uneven_nodes_and_unknown_steps() -> None:
     with pytest.raises(BadInput, match="^ranks per node: node 0: 2, node 7: 1 is not valid"):
         hierarchical.places_of([0, 0, 7])
@@ -117,48 +64,7 @@ def test_hierarchical_refuses_uneven_nodes_and_unknown_steps() -> None:
         hierarchical.schedule(asked, np.arange(4).reshape(2, 2), stages=4)
 
 
-def mutate(schedule: Schedule, pick: st.DataObject) -> Schedule:
-    """One transfer of one round changed in one field, or dropped."""
-    blocks = unrolled(schedule)
-    assume(blocks)
-    number = pick.draw(st.integers(0, len(blocks) - 1))
-    old = blocks[number]
-    row = pick.draw(st.integers(0, old.transfers - 1))
-    what = pick.draw(st.sampled_from(["drop", "src", "dst", "base", "reduce", "span"]))
-    if what == "drop":
-        keep = np.arange(old.transfers) != row
-        columns = {f: getattr(old, f)[keep] for f in FIELDS}
-    else:
-        column = getattr(old, what).copy()
-        high = {"src": schedule.ranks, "dst": schedule.ranks, "reduce": 2}.get(what, old.modulus)
-        column[row] = pick.draw(st.integers(0, high - 1))
-        columns = {what: column}
-    blocks[number] = replace(old, **columns)
-    return replace(schedule, blocks=tuple(blocks))
-
-
 FIELDS = ("src", "dst", "base", "span", "offset", "step", "reduce", "channel")
-
-
-@given(st.sampled_from(CASES), st.integers(2, 9), st.data())
-@settings(max_examples=150, deadline=None)
-def test_a_mutation_that_changes_the_result_is_caught(case, n: int, data: st.DataObject) -> None:
-    name, kind = case
-    asked = collective(kind, n, 2 * n, dtype="i64")
-    right = ALGORITHMS[name].schedule(asked)
-    wrong = mutate(right, data)
-    inputs = [
-        10**rank * np.arange(1, 1 + asked.input_count(rank)) for rank in range(n)
-    ]  # sums with a missing or doubled term differ
-    expected = execute(asked, right, inputs)
-    try:
-        got = execute(asked, wrong, inputs)
-        changed = any(not np.array_equal(a, b) for a, b in zip(expected, got, strict=True))
-    except TrnsimError:  # a rank sends or reduces what it does not have
-        changed = True
-    if changed:
-        with pytest.raises(WrongSchedule):
-            verify(asked, wrong)
 
 
 @pytest.mark.parametrize("name", ["ring", "mesh", "rdh"])
@@ -205,6 +111,18 @@ def test_a_wrong_step_of_an_all_to_all_is_named() -> None:  # U12
             "block 0, transfer 0: destination rank 3 is out of range",
         ),
         ([block([1], [0], 0, modulus=2)], "block 0, transfer 0: chunk 1 is out of range"),
+        (
+            [block([1], [0], 0, modulus=1, into=np.array([1]))],
+            "block 0, transfer 0: chunk at the destination 1 is out of range",
+        ),
+        (
+            [block([0, 1], [1, 2], 0, modulus=1, fused=np.array([False, True]))],
+            "block 0, transfer 1: fused transfer from rank 1 is out of range",
+        ),
+        (
+            [block([0, 0], [1, 1], 0, modulus=1, reduce=np.array([True, False]))],
+            "round 0: rank 1 gets chunk 0 from several transfers",
+        ),
     ],
 )
 def test_wrong_schedules_are_told_apart(blocks: list[Block], message: str) -> None:
@@ -256,3 +174,61 @@ def test_collectives_from_arrays_and_lists_are_values() -> None:
     assert Collective("all_gather", 2, [3, 4]) == plain  # pyright: ignore
     assert eval(repr(plain)) == plain and hash(plain) == hash(eval(repr(plain)))
     assert Collective("all_gather", 2, np.int64(3)) == Collective("all_gather", 2, 3)  # pyright: ignore
+
+
+def test_a_block_of_subgroups_is_the_same_as_its_rows() -> None:
+    who = np.array([[4, 0, 2], [1, 5, 3]], np.int32)
+    pattern = block(
+        [0, 1], [1, 2], [5, 7], modulus=9, step=1, count=2, span=2, fused=np.array([False, True])
+    )
+    whole = replace(pattern, who=who, shift=np.array([0, 9]))
+    assert (whole.transfers, whole.replicas, pattern.replicas) == (4, 2, 1)
+    flat = whole.flat
+    assert flat.flat is flat and flat.who is None and flat.transfers == 4
+    assert flat.src.tolist() == [4, 0, 1, 5] and flat.dst.tolist() == [0, 2, 5, 3]
+    assert flat.offset.tolist() == [0, 0, 9, 9] and flat.base.tolist() == [5, 7, 5, 7]
+    assert flat.fused is not None and flat.fused.tolist() == [False, True, False, True]
+    rows, ids = flat.expand(1)
+    assert rows.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert ids.tolist() == [6, 7, 8, 0, 15, 16, 17, 9]
+
+
+def test_touches_of_memory() -> None:
+    copies = block([0, 0, 0], [1, 2, 3], 0, modulus=1, fused=np.array([False, True, True]))
+    assert [a.tolist() for a in copies.touches] == [[1, 0, 0], [1, 1, 1]]  # one read, three writes
+    sums = replace(copies, src=copies.dst, dst=copies.src, reduce=np.ones(3, bool))
+    assert [a.tolist() for a in sums.touches] == [[1, 1, 1], [2, 0, 0]]  # and one's own operand
+
+
+def test_chunks_may_be_numbered_part_by_part() -> None:
+    asked = collective("all_gather", 2, (3, 5))
+    by_piece = Schedule("mine", 2, 2, (), np.array([1, 0]))
+    assert by_piece.natural(2).tolist() == [2, 3, 0, 1]
+    by_part = Schedule("mine", 2, 2, (), np.array([0, 2, 1, 3]))
+    assert by_part.place_of(2).tolist() == [[0, 2], [1, 3]]
+    assert by_part.chunk_counts(asked).tolist() == [2, 3, 1, 2]
+    assert replace(by_part, copies=2).chunk_counts(asked).tolist() == [2, 3, 1, 2] * 2
+
+
+def test_a_barrier_is_one_element() -> None:
+    assert Collective("barrier", 5) == Collective("barrier", 5, 1, reduction="maximum")
+    with pytest.raises(BadInput, match="^counts of a barrier: 2 is not valid; allowed: 1"):
+        Collective("barrier", 5, 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "counts", "nbytes", "factor"),
+    [
+        ("all_reduce", 8, 32, 1.5),
+        ("all_gather", (1, 2, 3, 0), 24, 0.75),
+        ("reduce_scatter", 2, 32, 0.75),
+        ("gather", 2, 32, 0.75),
+        ("scatter", 2, 32, 0.75),
+        ("all_to_all", 2, 32, 0.75),
+        ("broadcast", 8, 32, 1.0),
+        ("reduce", 8, 32, 1.0),
+    ],
+)
+def test_sizes_and_bus_factors_are_those_of_nccl_tests(kind, counts, nbytes, factor) -> None:
+    asked = collective(kind, 4, counts)
+    assert (asked.nbytes, asked.bus_factor) == (nbytes, factor)

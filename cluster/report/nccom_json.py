@@ -46,11 +46,16 @@ def result(row: Row, dtype: str, stats: Sequence[str] = ("avg",)) -> dict[str, A
 
 
 def write_json(path: str | Path, document: Any) -> None:
+    """Raises BadFile for a file that cannot be written."""
+    write_text(path, json.dumps(document, indent=4) + "\n")
+
+
+def write_text(path: str | Path, text: str) -> None:
     """In one step: a reader sees the old file or the whole new one. Raises BadFile."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        temporary.write_text(json.dumps(document, indent=4) + "\n", "utf-8")
+        temporary.write_text(text, "utf-8")
         os.replace(temporary, path)
     except OSError as error:
         raise BadFile(f"{path}: cannot be written: {error.strerror}") from None

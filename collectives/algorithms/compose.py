@@ -46,19 +46,34 @@ def shares_order(shares: Sequence[Schedule], pieces: int) -> np.ndarray | None:
 
 
 def in_lanes(lists: Sequence[Sequence[Block]]) -> list[Block]:
-    """The blocks of every list in a lane of its own, in turns."""
+    """The blocks of every list in lanes of their own, in turns."""
     turns = max((len(blocks) for blocks in lists), default=0)
+    lanes = [1 + max((b.lane for b in blocks), default=0) for blocks in lists]
     return [
-        replace(blocks[turn], lane=lane + blocks[turn].lane)
+        replace(blocks[turn], lane=blocks[turn].lane + sum(lanes[:i]))
         for turn in range(turns)
-        for lane, blocks in enumerate(lists)
+        for i, blocks in enumerate(lists)
         if turn < len(blocks)
     ]
 
 
 def moved_on(b: Block, chunks: int, *, channel: int = 0) -> Block:
     """The block on chunks and channels with higher numbers."""
-    return replace(b, offset=b.offset + chunks, channel=b.channel + np.int32(channel))
+    return replace(b, offset=plus(b.offset, chunks), channel=plus(b.channel, channel))
+
+
+def times(column: np.ndarray, factor: int) -> np.ndarray:
+    """The product; a single number for all transfers stays one."""
+    if column.strides == (0,) and len(column):
+        return np.broadcast_to(column[:1] * column.dtype.type(factor), column.shape)
+    return column * column.dtype.type(factor)
+
+
+def plus(column: np.ndarray, more: int) -> np.ndarray:
+    """The sum; a single number for all transfers stays one."""
+    if column.strides == (0,) and len(column):
+        return np.broadcast_to(column[:1] + column.dtype.type(more), column.shape)
+    return column + column.dtype.type(more) if more else column
 
 
 def mirrored(schedule: Schedule, *, reduce: bool) -> Schedule:
@@ -117,7 +132,11 @@ def _alike(shares: Sequence[Schedule]) -> bool:
 
 def _together(a: Block, b: Block) -> bool:
     same = (a.count, a.modulus, a.lane) == (b.count, b.modulus, b.lane)
-    return same and a.who is b.who and a.shift is b.shift
+    return same and a.who is b.who and np.array_equal(_shift(a), _shift(b))
+
+
+def _shift(b: Block) -> np.ndarray:
+    return np.zeros(b.replicas, np.int64) if b.shift is None else b.shift
 
 
 def _merged(blocks: Sequence[Block]) -> Block:

@@ -16,7 +16,7 @@ works across them.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -71,8 +71,9 @@ def schedule(
     if collective.kind == "all_to_all":
         return _all_to_all(table.places.astype(np.int64), name)
     made = []
+    across = lru_cache(maxsize=None)(MODULES[inter].schedule)  # the same for all rings inside the nodes
     for order in [None] if orders is None else np.atleast_2d(orders):
-        steps = (_intra(intra, order, chips), MODULES[inter].schedule)
+        steps = (_intra(intra, order, chips), across)
         made.append(_pipeline(collective, table, steps, stages, name))
     return side_by_side(made, collective.pieces, name)
 

@@ -19,6 +19,7 @@ import numpy as np
 from trnsim.device.errors import BadInput
 
 from ..schedule import REDUCING, Block, Collective, Schedule
+from .compose import times
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 Step = Callable[[Collective], Schedule]
@@ -158,12 +159,14 @@ def _embed(
 def _embedded(b: Block, who: np.ndarray, shift: np.ndarray | None, scale: int) -> Block:
     """The block once per row of `who`; its chunk c becomes `scale` chunks from c * scale on."""
     b = b.flat
+    if scale == 1:
+        return replace(b, who=who, shift=shift)
     return replace(
         b,
-        base=b.base * scale,
-        span=b.span * np.int32(scale),
-        offset=b.offset * scale,
-        step=b.step * scale,
+        base=times(b.base, scale),
+        span=times(b.span, scale),
+        offset=times(b.offset, scale),
+        step=times(b.step, scale),
         modulus=b.modulus * scale,
         who=who,
         shift=shift,

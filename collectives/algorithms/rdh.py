@@ -17,7 +17,7 @@ import numpy as np
 from trnsim.device.errors import BadInput
 
 from ..schedule import Block, Collective, Schedule, block, in_order
-from .compose import mirrored
+from .compose import mirrored, side_by_side
 
 KINDS = (
     "all_reduce",
@@ -29,14 +29,21 @@ KINDS = (
     "gather",
     "barrier",
 )
+SHARED = ("all_reduce", "all_gather", "reduce_scatter")
 
 
 def schedule(collective: Collective, order: Sequence[int] | np.ndarray | None = None) -> Schedule:
     """Recursive doubling/halving; order[i] is the group position at corner i of the hypercube.
 
-    Raises BadInput for an `order` that is no permutation and for kinds other than KINDS.
+    order: int[n], or int[channels, n] for several cubes, each of which does its share (rooted kinds
+    and barriers take the first). Raises BadInput for an `order` that is no permutation and for
+    kinds other than KINDS.
     """
-    return in_order(_schedule, collective, order)
+    orders = [None] if order is None else list(np.atleast_2d(order))
+    if collective.kind not in SHARED:
+        orders = orders[:1]
+    cubes = [in_order(_schedule, collective, row) for row in orders]
+    return side_by_side(cubes, collective.pieces, "rdh")
 
 
 def _schedule(collective: Collective) -> Schedule:

@@ -27,8 +27,8 @@ def schedule(collective: Collective, order: Sequence[int] | np.ndarray | None = 
     ring belongs to its i-th rank. Raises BadInput for an `order` that is no permutation and for
     kinds other than KINDS.
     """
-    orders = [order] if order is None or np.ndim(order) == 1 else order
-    rings = [in_order(_schedule, collective, row) for row in orders]
+    orders = [None] if order is None else list(np.atleast_2d(order))
+    rings = [in_order(one_ring, collective, row) for row in orders]
     return side_by_side(rings, collective.pieces, "ring")
 
 
@@ -38,7 +38,8 @@ def both_ways(orders: np.ndarray) -> np.ndarray:
     return np.concatenate([rings, rings[:, ::-1]])
 
 
-def _schedule(collective: Collective) -> Schedule:
+def one_ring(collective: Collective, way: int = 1) -> Schedule:
+    """One ring in rank order, upwards (way=1) or downwards (-1); chunk i is rank i's both ways."""
     phases = {
         "all_reduce": (_reduce_phase, _gather_phase),
         "reduce_scatter": (_reduce_phase,),
@@ -48,31 +49,31 @@ def _schedule(collective: Collective) -> Schedule:
     }
     if collective.kind not in phases:
         raise BadInput("collective of algorithm ring", collective.kind, KINDS)
-    n = collective.ranks
-    blocks = tuple(phase(n, collective.root) for phase in phases[collective.kind]) if n > 1 else ()
+    n, root = collective.ranks, collective.root
+    blocks = tuple(phase(n, root, way) for phase in phases[collective.kind]) if n > 1 else ()
     return Schedule("ring", n, n if collective.pieces == 1 else 1, blocks)
 
 
-def _reduce_phase(n: int, root: int) -> Block:
+def _reduce_phase(n: int, root: int, way: int) -> Block:
     """Round k: rank i sends chunk i - 1 - k, so that it ends with the whole sum of chunk i."""
     ranks = np.arange(n)
-    next_one = (ranks + 1) % n
-    return block(ranks, next_one, ranks - 1, step=-1, count=n - 1, modulus=n, reduce=True)
+    there, first = (ranks + way) % n, ranks - way
+    return block(ranks, there, first, step=-way, count=n - 1, modulus=n, reduce=True)
 
 
-def _gather_phase(n: int, root: int) -> Block:
+def _gather_phase(n: int, root: int, way: int) -> Block:
     """Round k: rank i sends chunk i - k, which it got in the round before."""
     ranks = np.arange(n)
-    return block(ranks, (ranks + 1) % n, ranks, step=-1, count=n - 1, modulus=n)
+    return block(ranks, (ranks + way) % n, ranks, step=-way, count=n - 1, modulus=n)
 
 
-def _scatter_phase(n: int, root: int) -> Block:
+def _scatter_phase(n: int, root: int, way: int) -> Block:
     """The root gives chunk i to rank i."""
     others = np.delete(np.arange(n), root)
     return block(np.full(n - 1, root), others, others, modulus=n)
 
 
-def _collect_phase(n: int, root: int) -> Block:
+def _collect_phase(n: int, root: int, way: int) -> Block:
     """Rank i gives chunk i to the root."""
     others = np.delete(np.arange(n), root)
     return block(others, np.full(n - 1, root), others, modulus=n)

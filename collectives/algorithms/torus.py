@@ -32,16 +32,11 @@ def schedule(collective: Collective, places: np.ndarray, channels: int = 1) -> S
     made = []
     for turn in range(max(1, channels // 2)):
         table = levels.Levels(np.moveaxis(places, range(dims), np.roll(range(dims), -turn)))
-        for backwards in [False, True][:channels]:
-            steps = [partial(_ring, backwards=backwards)] * dims
+        for way in (1, -1)[:channels]:
+            steps = [partial(ring.one_ring, way=way)] * dims
             parts, phases, order = levels.phases(collective, table, steps)
             blocks = tuple(b for phase in phases for b in phase)
             made.append(Schedule("torus", collective.ranks, parts, blocks, order))
         if channels > 2:
             made[-2:] = [side_by_side(made[-2:], collective.pieces, "torus")]
     return side_by_side(made, collective.pieces, "torus")
-
-
-def _ring(collective: Collective, backwards: bool) -> Schedule:
-    order = np.arange(collective.ranks)
-    return ring.schedule(collective, order[::-1] if backwards else None)
