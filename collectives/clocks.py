@@ -1,13 +1,16 @@
 """Virtual clocks of the ranks of groups, advanced round by round.
 
 In a repeated round the clocks follow a max-plus linear law. Once a repetition shifts all clocks of
-a group by one amount, all later ones do, and they are added in one multiplication, exactly.
+a group by one amount, all later ones do, and they are added in one multiplication, exactly. If
+every rank passes on to one other, many repetitions are done at once in any case: see `cycles`.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+
+from .cycles import later
 
 _NEVER = np.iinfo(np.int64).min
 
@@ -88,6 +91,8 @@ class Clocks:
     is free.
     """
 
+    PATHS: int = 24  # repetitions that are worth longest paths
+
     def __init__(self, entered: np.ndarray, channels: int, lanes: int, step_ps: int) -> None:
         self.step_ps = step_ps
         self.entered, self.channels, self.lanes = entered, channels, lanes
@@ -126,7 +131,10 @@ class Clocks:
                 tried += 1
                 continue
             ready, free = self.ready.copy(), self.free.copy()
-            shift = self._shift(r, ready, free, self._advance(r))
+            start = self._advance(r)
+            shift = self._shift(r, ready, free, start)
+            if shift is None and left >= self.PATHS and tried and self._leap(r, start, left):
+                return
             if shift is not None:
                 for clocks, (mine, group) in (
                     (self.ready, r.places.receivers),
@@ -154,6 +162,25 @@ class Clocks:
         else:
             np.maximum.at(self.ready, at.ready_dst, arrived)
         return start
+
+    def _leap(self, r: Round, start: np.ndarray, left: int) -> bool:
+        """Advance by `left` more repetitions after one that began at `start`, if possible."""
+        at = r.places
+        if not at.regular or not isinstance(at.channel, int):
+            return False
+        transfer = np.full(self.ready.size // self.lanes, -1, np.int64)
+        transfer[at.src] = np.arange(len(at.src))
+        following = transfer[at.dst]
+        if (following < 0).any():
+            return False
+        busy = np.broadcast_to(r.took + self.step_ps, start.shape)
+        last = later(start, busy, busy + r.latency, following, left)
+        if last is None:
+            return False
+        sent = last + busy
+        self.free[at.free_src] = sent
+        self.ready[at.ready_dst] = np.maximum(self.ready[at.ready_dst], sent + r.latency)
+        return True
 
     def _shift(
         self, r: Round, ready: np.ndarray, free: np.ndarray, start: np.ndarray

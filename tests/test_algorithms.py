@@ -126,6 +126,8 @@ def test_kangaring_refuses_what_it_cannot_do() -> None:
         kangaring.schedule(collective("broadcast", 4), [[0, 1], [2, 3]])
     with pytest.raises(BadInput, match="^ranks per chip: 3 is not valid; allowed: a multiple of 2"):
         kangaring.schedule(collective("all_reduce", 3), [[0, 1, 2]])
+    with pytest.raises(BadInput, match="^secondaries of algorithm kangaring: 4 is not valid"):
+        kangaring.schedule(collective("all_reduce", 5), np.arange(5)[None], secondaries=4)
     with pytest.raises(BadInput, match="^chips: .* is not valid; allowed: each of 0..3 once"):
         kangaring.schedule(collective("all_reduce", 4), [[0, 1], [2, 2]])
 

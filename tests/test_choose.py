@@ -165,6 +165,19 @@ def test_rings_follow_the_fabric() -> None:
     assert one.channels == 1 and one.blocks[0].transfers == 64
 
 
+def test_a_flat_ring_crosses_between_servers_once_each() -> None:
+    fabric = cluster(3)
+    shuffled = np.random.default_rng(1).permutation(192)
+    what = asked("all_reduce", 192, 2**30)
+    made = plan(what, shuffled[None], fabric, policy=Policy(flat_ring=True)).schedule
+    assert made.algorithm == "ring"
+    first = made.blocks[0]
+    server = fabric.rank_server[shuffled]
+    for channel in range(made.channels):
+        mine = first.channel == channel
+        assert (server[first.src[mine]] != server[first.dst[mine]]).sum() == 3
+
+
 def test_equal_plans_share_a_schedule() -> None:
     fabric = cluster(1)
     small, large = asked("all_reduce", 4, 2**26), asked("all_reduce", 4, 2**28)

@@ -71,7 +71,7 @@ def schedule(
     if collective.kind == "all_to_all":
         return _all_to_all(table.places.astype(np.int64), name)
     made = []
-    across = lru_cache(maxsize=None)(MODULES[inter].schedule)  # the same for all rings inside the nodes
+    across = lru_cache(maxsize=None)(MODULES[inter].schedule)  # one for all rings inside
     for order in [None] if orders is None else np.atleast_2d(orders):
         steps = (_intra(intra, order, chips), across)
         made.append(_pipeline(collective, table, steps, stages, name))

@@ -21,6 +21,7 @@ from ..schedule import Block, Collective, Schedule, block
 from .compose import side_by_side
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter")
+MOST_SECONDARIES = 3  # the runtime's header nec.h
 
 
 def schedule(
@@ -32,11 +33,13 @@ def schedule(
     """chips: int[C, k] group positions on each chip. order: int[C] or int[channels, C], the chips
     along each ring (default: as they are).
 
-    Raises BadInput for other kinds, for chips that do not hold each position once, and for k that
-    is no multiple of 1 + secondaries.
+    Raises BadInput for other kinds and numbers of secondaries, for chips that do not hold each
+    position once, and for k that is no multiple of 1 + secondaries.
     """
     if collective.kind not in KINDS:
         raise BadInput("collective of algorithm kangaring", collective.kind, KINDS)
+    if not 1 <= secondaries <= MOST_SECONDARIES:
+        raise BadInput("secondaries of algorithm kangaring", secondaries, f"1..{MOST_SECONDARIES}")
     table, size = np.asarray(chips, np.int64), 1 + secondaries
     if not np.array_equal(np.sort(table, axis=None), np.arange(collective.ranks)):
         raise BadInput("chips", table.tolist(), f"each of 0..{collective.ranks - 1} once")
