@@ -71,11 +71,11 @@ class _Inserter:
         match step:
             case While():
                 return self.loop(step)
-            case Branch():
+            case Branch(index=index):
                 first = self.meet()
                 branches = []
                 for branch in step.branches:
-                    self.open = []
+                    self.open = self.reads(index)
                     branches.append((*self.block(branch), PairBarrier()))
                 return [first, replace(step, branches=tuple(branches)), self.meet()]
             case StartCollective(key=key):
@@ -89,11 +89,16 @@ class _Inserter:
         """Iterations begin with a meeting, as an iteration may touch what the last one did."""
         self.open = []
         condition = (PairBarrier(), *self.block(step.condition))
-        reads = [self.read(step.predicate, core) for core in range(self.cores)]
+        reads = self.reads(step.predicate)
         if any(_clash(new, old) for new in reads for old in self.open):
             condition = (*condition, self.meet())
+        self.open += reads
         body = self.block(step.body)
         return [replace(step, condition=condition, body=body), self.meet()]
+
+    def reads(self, value: int) -> list[_Access]:
+        """Each core looks at the value to decide where it goes on."""
+        return [self.read(value, core) for core in range(self.cores)]
 
     def read(self, value: int, core: int) -> _Access:
         return _Access(core, self.buffers[value].interval(core), write=False)
@@ -122,7 +127,7 @@ class _Inserter:
                     for access in (self.write(target, core), self.read(source, core))
                 ]
             case Branch(index=index):
-                return [self.read(index, core) for core in cores]
+                return self.reads(index)
         return []
 
     def movers(self, target: int) -> range:

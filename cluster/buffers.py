@@ -70,6 +70,7 @@ class _Liveness:
                     self.touch(index)
                     for branch in branches:
                         self.visit(branch)
+                    self.touch(index)  # a core may look at it when the other is in the branch
 
     def loop(self, step: While) -> None:
         """What is older than the loop and touched inside must last to the end of the loop."""

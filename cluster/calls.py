@@ -48,9 +48,8 @@ class Plan:
 
 def check_algorithm(name: str) -> None:
     """Raises BadInput unless `name` can be given to `Calls`."""
-    known = (*choose.NAMES, cheapest.BEST)
-    if name.partition(":")[0] not in known:
-        raise BadInput("algorithm", name, known)
+    if name != cheapest.BEST:
+        choose.kinds(name)
 
 
 class Calls:
@@ -85,7 +84,7 @@ class Calls:
         collective = describe(operation, operand, result, len(groups[0]))
         key = (collective, groups)
         if key not in self._plans:
-            algorithm = self.algorithm_for(collective.kind)
+            algorithm = cheapest.algorithm_for(self.algorithm, collective.kind)
             table = self.table(groups)
 
             def price(plan: choose.Plan) -> int:
@@ -98,11 +97,6 @@ class Calls:
             name, reason = found.choice.algorithm, found.choice.reason
             self._plans[key] = Plan(groups, collective, found.schedule, name, reason)
         return self._plans[key]
-
-    def algorithm_for(self, kind: str) -> str:
-        """The algorithm asked for where it can do `kind`, else the policy's choice."""
-        able = choose.FLAT.get(self.algorithm)
-        return "policy" if able is not None and kind not in able else self.algorithm
 
     def groups(self, operation: Operation) -> Groups:
         """The replica groups of a call; all ranks for a permute and for an empty list."""
@@ -127,9 +121,7 @@ class Calls:
         """int64[ranks]: when each rank has ended the call that it reaches at `arrivals`."""
         key = (id(start.schedule), start.groups)
         if key not in self._pricers:
-            self._pricers[key] = Pricer(
-                start.schedule, self.site.fabric, self.table(start.groups)
-            )
+            self._pricers[key] = Pricer(start.schedule, self.site.fabric, self.table(start.groups))
         members = np.asarray(start.groups)
         priced = self._pricers[key].price(
             start.collective, arrivals=arrivals[members], overheads=self.site.overheads

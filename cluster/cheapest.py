@@ -14,6 +14,12 @@ from trnsim.device.errors import BadInput
 BEST = "best"
 
 
+def algorithm_for(name: str, kind: str) -> str:
+    """`name` where it can do this kind of collective, else the policy."""
+    able = name == BEST or kind in choose.kinds(name)
+    return name if able else "policy"
+
+
 def plan(
     collective: Collective,
     groups: Sequence[Sequence[int]] | np.ndarray,

@@ -299,8 +299,7 @@ class Communicator:
         return Done(values, collective, plan.schedule, priced, name, reason)
 
     def _algorithm_for(self, kind: str) -> str:
-        able = choose.FLAT.get(self.algorithm)
-        return "policy" if able is not None and kind not in able else self.algorithm
+        return cheapest.algorithm_for(self.algorithm, kind)
 
     def _arrivals(self, delays: "Delays") -> np.ndarray:
         """int64[1, n] ps."""

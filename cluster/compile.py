@@ -104,6 +104,10 @@ def _made(item: Kernel | Operation) -> tuple[int, ...]:
     return item.outputs if isinstance(item, Kernel) else item.results
 
 
+def _constant(item: Kernel | Operation) -> bool:
+    return isinstance(item, Operation) and item.name == "constant"
+
+
 @dataclass(frozen=True, slots=True)
 class _Placed:
     """A kernel with its share on each physical core."""
@@ -126,23 +130,24 @@ class _Compiler:
 
     # -- blocks ---------------------------------------------------------------------------------
 
-    def block(self, block: Block, returns: Sequence[int]) -> list[Step]:
-        """The steps of one block, without barriers."""
+    def block(
+        self, block: Block, returns: Sequence[int], carried: Sequence[int] = ()
+    ) -> list[Step]:
+        """The steps of one block, without barriers. `carried` arrays may be updated in place."""
         items = fuse([self.closed(o) for o in block.operations], self.types, set(returns))
         order = list_schedule([self.item(item) for item in items])
-        ordered = self.in_place([items[i] for i in order], block, returns)
+        ordered = self.in_place([items[i] for i in order], carried, returns)
         return self.emit([self.split(item) for item in ordered], returns)
 
     def in_place(
-        self, items: Sequence[Kernel | Operation], block: Block, returns: Sequence[int]
+        self, items: Sequence[Kernel | Operation], carried: Sequence[int], returns: Sequence[int]
     ) -> list[Kernel | Operation]:
         """Updates of an array that nobody reads again write into its home.
 
-        The array must be this block's own (made here, or carried by its loop), and no collective's:
-        that may still be in flight.
+        The array must be this block's own (`carried`, or made here and no constant), and no
+        collective's: that may still be in flight.
         """
-        loops = block.arguments if all(v in self.home for v in block.arguments) else ()
-        own = {*loops, *(v for item in items for v in _made(item))}
+        own = {*carried, *(v for item in items if not _constant(item) for v in _made(item))}
         kept = {
             *returns,
             *(v for item in items if isinstance(item, Operation) for v in _read(item)),
@@ -297,7 +302,8 @@ class _Compiler:
         self.alias(condition.arguments, carried)
         self.alias(body.arguments, carried)
         before = self.move(carried, operation.operands[: len(carried)])
-        inside = self.block(body, body.returns) + self.move(carried, body.returns)
+        inside = self.block(body, body.returns, body.arguments)
+        inside += self.move(carried, body.returns)
         test = self.block(condition, condition.returns)
         loop = While(
             carried[0], tuple(test), condition.returns[0], tuple(inside), operation.location

@@ -53,6 +53,11 @@ class Start:
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise BadInput("seed", self.seed, "a whole number, 0 or more")
+        if self.jitter_ps < 0:
+            raise BadInput("jitter", f"{self.jitter_ps} ps", "0 or more")
+        for who, delay in self.delays:
+            if delay < 0:
+                raise BadInput(f"delay of rank {who}", f"{delay} ps", "0 or more")
 
     def arrivals(self, ranks: int, iteration: int = 0) -> np.ndarray:
         """int64[ranks] picoseconds. Raises BadInput for a delay of a rank that is not there."""

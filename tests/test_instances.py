@@ -294,6 +294,7 @@ def test_tables_say_what_a_user_asks() -> None:
         "12 GiB, half of a 24 GiB stack",
     ):
         assert part in text
-    assert format_rate(TRN2.link_rate("torus")) in text and "assumed" in text and "1, 3, 4, 12" in text
+    for part in (format_rate(TRN2.link_rate("torus")), "assumed", "1, 3, 4, 12"):
+        assert part in text
     overview = shown(overview_table([TRN1, TRN2]))
     assert "2.9 TB/s*" in overview and "32 GiB " in overview
