@@ -57,11 +57,26 @@ def build_record(
         capacity=machine.hbm_bytes,
         sbuf_peak=max(_sbuf_peak(program, core) for core in range(machine.lnc)),
         sbuf_capacity=chip.sbuf_partition_bytes,
-        leaned_on=tuple(chip.assumed()),
+        leaned_on=_leaned_on(simulation, last),
         compilations=1,
         host_seconds=dict(host_seconds),
         files=dict(files),
     )
+
+
+def _leaned_on(simulation: Simulation, last: StepTime) -> tuple[str, ...]:
+    """Assumed and calibrated numbers that play a part in this run."""
+    chip, site = simulation.machine.chip, simulation.calls.site
+    steps = [step for step in simulation.program.walk() if isinstance(step, RunKernel)]
+    links = {
+        key for key in chip.assumed() if chip.number(key).section.partition(".")[0] == "collective"
+    }
+    unused = links - set(site.leaned_on if last.calls else ())
+    if simulation.machine.lnc == 1:
+        unused.add("core_barrier_ps")
+    if not any(step.kernel.fallback for step in steps):
+        unused.add("host_latency_ps")
+    return tuple(key for key in chip.assumed() if key not in unused)
 
 
 def _shape(shards: Shards) -> str:

@@ -151,7 +151,7 @@ def _notes(record: RunRecord) -> Text:
         )
     lines.append(f"compilations: {record.compilations} (a new shape would cost another)")
     if record.leaned_on:
-        lines.append("leans on assumed numbers: " + ", ".join(record.leaned_on))
+        lines.append("leans on assumed and calibrated numbers: " + ", ".join(record.leaned_on))
         lines.append(f"  (`trnsim specs {record.chip}` prints each with its source and status)")
     spent = ", ".join(f"{what} {seconds:.1f} s" for what, seconds in record.host_seconds.items())
     lines.append(f"this machine spent: {spent}")
