@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider
 
-.PHONY: demo test test-slow lint bench dev clean
+.PHONY: demo test test-slow lint bench calibrate clean
 
 demo: $(VENV)/installed
 	$(BIN)/trnsim train examples/gpt.py --instance trn2.3xlarge --lnc 2 --mesh dp=2,tp=2 \
@@ -25,6 +25,10 @@ bench: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/device.py
 	$(BIN)/python benchmarks/transfers.py
 	$(BIN)/python benchmarks/steps.py
+	$(BIN)/python benchmarks/collectives.py
+
+calibrate: $(VENV)/installed
+	$(BIN)/trnsim calibrate
 
 # The package is installed as a user would install it, and again whenever a source file changes.
 SOURCES := pyproject.toml $(shell find device collectives cluster -name '*.py' -o -name '*.toml')

@@ -12,6 +12,7 @@ from trnsim.cluster.barriers import insert_barriers
 from trnsim.cluster.buffers import plan_buffers
 from trnsim.cluster.clocks import Clocks, Event
 from trnsim.cluster.program import (
+    Branch,
     Move,
     PairBarrier,
     RankProgram,
@@ -92,6 +93,14 @@ def test_values_older_than_a_loop_outlive_it() -> None:
     assert len({buffers[v].offsets for v in (1, 5, 6)}) == 3
 
 
+def test_the_index_of_a_branch_outlives_the_branches() -> None:
+    """A core may still have to look at it when the other is on its way."""
+    steps = [run([0], [1]), Branch(9, 1, ((run([0], [2]),), (run([0], [3]),))), run([0], [4])]
+    buffers, _ = plan(steps, [0], [])
+    assert buffers[1].offsets not in (buffers[2].offsets, buffers[3].offsets)
+    assert buffers[1].offsets == buffers[4].offsets
+
+
 def test_small_values_have_a_home_on_each_core() -> None:
     buffers, peak = plan_buffers([run([0], [1])], [VECTOR] * 2, {}, [1], [0], [1], 2)
     assert buffers[1].offsets == (256, 512)
@@ -153,6 +162,14 @@ def test_a_core_does_not_overwrite_what_the_other_still_reads() -> None:
     steps: list[Step] = [run([0], [1], gathers=True), run([2], [0])]
     buffers, _ = plan(steps, [0, 2], [1])
     assert kinds(insert_barriers(steps, buffers, 2)) == "k|k"
+
+
+def test_a_core_does_not_overwrite_the_index_that_the_other_branches_on() -> None:
+    branch = Branch(9, 0, ((run([1], [0]),), (run([1], [2]),)))
+    buffers, _ = plan([branch], [0, 1], [])
+    _, placed, _ = insert_barriers([branch], buffers, 2)
+    assert isinstance(placed, Branch)
+    assert [kinds(taken) for taken in placed.branches] == ["|k|", "k|"]
 
 
 def test_one_core_needs_no_barrier() -> None:
