@@ -85,6 +85,8 @@ class Constant:
         return Number(exact, self.unit, source, status, self.meaning, "", text, "collective")
 
 
+# No HBM share: at its assumed value it binds nowhere in the measured series, and one that binds
+# cannot be told from a slower DMA.
 ALL = ("trn1", "inf2", "trn2", "trn3")
 CONSTANTS = (
     Constant(
@@ -98,10 +100,6 @@ CONSTANTS = (
     Constant(
         "link_efficiency", ALL, "fraction", 0.2, 0.6, 1.0,
         "of the NeuronLink rate per neighbour and direction",
-    ),
-    Constant(
-        "cc_hbm_fraction", ALL, "fraction", 0.2, 0.7, 1.0,
-        "of an HBM stack's bandwidth, for all touches of the buffers on it",
     ),
     Constant(
         "efa_efficiency", ALL, "fraction", 0.3, 0.8, 1.0, "of the printed EFA rate",
