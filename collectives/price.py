@@ -10,7 +10,7 @@ Rules, for all groups that run one collective at once:
   resource needs (all bytes of the round over it) / rate, and a transfer takes as long as the
   slowest resource on its way. So two equal transfers over one link each take twice as long, and
   disjoint ones do not affect each other. Rounds of groups that arrive at different times still
-  count as simultaneous.
+  count as simultaneous. Lanes of a schedule share in turn by turn: see `lanes`.
 - The source's channel is busy for that long; the destination has the data one route latency later.
 - A group never ends before its most loaded resource could have carried everything that crosses it.
 
