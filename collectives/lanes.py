@@ -24,21 +24,22 @@ Source = tuple[Across | Paths, Fold | None]
 
 def accompany(blocks: Sequence[Block], rounds: "Sequence[list[Sized]]") -> None:
     """Tell the rounds of every block which rounds of other lanes go on meanwhile."""
-    turn: list[list[Sized]] = []
+    turns: list[list[list[Sized]]] = []
     last = -1
     for block, mine in zip(blocks, rounds, strict=True):
-        if block.lane <= last:
-            _introduce(turn)
-            turn = []
-        turn.append(mine)
+        if block.lane <= last or not turns:
+            turns.append([])
+        turns[-1].append(mine)
         last = block.lane
-    _introduce(turn)
+    for number, turn in enumerate(turns):
+        _introduce(turn, number)
 
 
-def _introduce(turn: "list[list[Sized]]") -> None:
+def _introduce(turn: "list[list[Sized]]", number: int) -> None:
     moving = [rounds for rounds in turn if any(r.moves for r in rounds)]
     for mine in moving:
         for r in mine:
+            r.turn = number
             r.company = [others for others in moving if others is not mine]
             r.beats = sum(other.count for other in mine)
 

@@ -181,7 +181,12 @@ class Pricer:
         if not duration:
             return "nothing: no data moves"
         if 2 * profile.bound < duration:
-            return f"latency of {self.schedule.rounds} rounds"
+            if 2 * profile.moving < duration:
+                return f"latency of {self.schedule.rounds} rounds"
+            return f"several resources in turn, most {self._resource(profile)}"
+        return self._resource(profile)
+
+    def _resource(self, profile: "Profile") -> str:
         rate = format_rate(int(profile.resources.rate[profile.busiest]))
         return f"{profile.resources.name(profile.busiest)} ({rate})"
 
@@ -197,23 +202,28 @@ class Pricer:
         rounds = self.rounds(overheads)
         sized = rounds.rounds(collective)
         load, needed, group_bound = rounds.totals(sized)
-        end = np.zeros(self.groups.shape, np.int64)
-        if overheads.handshake:
-            end = np.maximum(rounds.run(sized, overheads, end), group_bound[:, None])
+        moving: dict[int, int] = {}
+        end = rounds.run(sized, overheads, np.zeros(self.groups.shape, np.int64), moving=moving)
+        end = np.maximum(end, group_bound[:, None])
         busiest = int(needed.argmax()) if len(needed) else 0
         bound = int(needed.max(initial=0))
-        return Profile(rounds.resources, load, group_bound, bound, busiest, end)
+        longest = sum(moving.values())
+        return Profile(rounds.resources, load, group_bound, bound, busiest, longest, end)
 
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """All of a price that does not depend on arrivals. `end` is relative to the last arrival."""
+    """All of a price that does not depend on arrivals. `end` is relative to the last arrival.
+
+    moving: ps for the longest transfers of all rounds, one after another, without overheads.
+    """
 
     resources: Resources
     load: np.ndarray
     group_bound: np.ndarray
     bound: int
     busiest: int
+    moving: int
     end: np.ndarray
 
 

@@ -72,8 +72,7 @@ class Rounds:
             else:
                 each = (sizes.of(block, k) for k in range(block.count))
                 rounds.append([self._sized(step, block, nbytes, 1) for nbytes in each])
-        if self.schedule.lanes > 1:
-            accompany(self.schedule.blocks, rounds)
+        accompany(self.schedule.blocks, rounds)
         return [r for mine in rounds for r in mine if r.moves]
 
     def _sized(self, step: "_Step", block: Block, nbytes: Bytes, count: int) -> "Sized":
@@ -151,18 +150,20 @@ class Rounds:
         rounds: "list[Sized]",
         overheads: Overheads,
         arrivals: np.ndarray,
+        *,
         marks: list[int] | None = None,
+        moving: dict[int, int] | None = None,
     ) -> np.ndarray:
         """int64[G, n]: when each rank ends; at once if nothing moves (a group of one rank).
 
         arrivals: int64[G, n], equal in groups that are equal (see `alike`). marks: gets the latest
-        clock after each round.
+        clock after each round. moving: gets how long data moves in each turn, overheads apart.
         """
         if not rounds:
             return arrivals
         if self.fold is None:
-            return self._run(rounds, overheads, arrivals, marks)
-        ends = self._run(rounds, overheads, arrivals[self.fold.rows], marks)
+            return self._run(rounds, overheads, arrivals, marks, moving)
+        ends = self._run(rounds, overheads, arrivals[self.fold.rows], marks, moving)
         return ends[self.fold.of_row]
 
     def alike(self, arrivals: np.ndarray) -> "Rounds":
@@ -172,7 +173,9 @@ class Rounds:
         same = np.array_equal(arrivals[self.fold.rows][self.fold.of_row], arrivals)
         return self if same else self.unfolded
 
-    def _run(self, rounds: "list[Sized]", overheads: Overheads, arrivals, marks) -> np.ndarray:
+    def _run(
+        self, rounds: "list[Sized]", overheads: Overheads, arrivals, marks, moving
+    ) -> np.ndarray:
         wait = overheads.start_ps + (overheads.handshake_ps if overheads.handshake else 0)
         clocks = Clocks(
             arrivals.reshape(-1) + wait,
@@ -188,6 +191,9 @@ class Rounds:
             clocks.repeat(whole)
             if marks is not None:
                 marks.append(int(clocks.end().max()))
+            if moving is not None:
+                longest = r.beats * int(whole.took.max(initial=0))
+                moving[r.turn] = max(longest, moving.get(r.turn, 0))
         folding.unfold()
         return clocks.end().reshape(arrivals.shape)
 
@@ -354,7 +360,7 @@ class Sized:
         self.moves = bool(nbytes) if isinstance(nbytes, int) else bool(nbytes.any())
         self.moves = self.moves and block.transfers > 0
         self.company: list[list[Sized]] = []  # see `lanes`: what goes on meanwhile
-        self.beats = count
+        self.beats, self.turn = count, 0
 
     @property
     def each(self) -> np.ndarray:
