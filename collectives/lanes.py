@@ -105,7 +105,7 @@ def _own(r: "Sized", reduces: bool, at: Source) -> np.ndarray:
 def _load(r: "Sized", source: Across | Paths, nbytes) -> np.ndarray:
     if isinstance(source, Paths):
         return source.load(nbytes)
-    return source.counts * nbytes if isinstance(nbytes, int) else r.step.across_load(nbytes)
+    return source.of_equal(nbytes) if isinstance(nbytes, int) else r.step.across_load(nbytes)
 
 
 def _theirs(other: "Sized", reduces: bool, at: Source) -> np.ndarray | None:

@@ -109,8 +109,8 @@ class Pricer:
     """A schedule in its groups on a fabric, with routes computed once, for any size and arrivals.
 
     groups: int[G, n] ranks of the fabric; each rank at most once. All G groups run the schedule at
-    the same time and share resources. Raises BadInput for a table that does not fit, TrnsimError
-    for a rank that cannot be reached.
+    the same time and share resources. Raises BadInput for a table that does not fit, and when it
+    prices, TrnsimError for a rank that cannot be reached.
     """
 
     def __init__(
@@ -120,7 +120,6 @@ class Pricer:
         self.groups = _group_table(groups, schedule.ranks, fabric.ranks)
         self._rounds: dict[tuple, Rounds] = {}
         self._profiles: dict[tuple[Collective, Overheads], Profile] = {}
-        self.rounds(Overheads())  # unreachable ranks are found here
 
     def price(
         self,
@@ -187,7 +186,7 @@ class Pricer:
         return self._resource(profile)
 
     def _resource(self, profile: "Profile") -> str:
-        rate = format_rate(int(profile.resources.rate[profile.busiest]))
+        rate = format_rate(int(profile.resources.rate(np.array([profile.busiest]))[0]))
         return f"{profile.resources.name(profile.busiest)} ({rate})"
 
     def _profile(self, collective: Collective, overheads: Overheads) -> "Profile":

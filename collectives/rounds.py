@@ -101,7 +101,8 @@ class Rounds:
         load, needed = self._needed(rounds)
         bound = self._group_bound(needed) if by_group else np.zeros(len(self.groups), np.int64)
         if self.fold is not None:
-            return self.fold.expand(load), self.fold.expand(needed), bound[self.fold.of_row]
+            load, needed = (self.fold.expand(a, copy=False) for a in (load, needed))
+            return load, needed, bound[self.fold.of_row]
         return load, needed, bound
 
     def busy(self, rounds: "list[Sized]") -> tuple[np.ndarray, np.ndarray]:
@@ -111,19 +112,29 @@ class Rounds:
         return used, needed[used]
 
     def _needed(self, rounds: "list[Sized]") -> tuple[np.ndarray, np.ndarray]:
-        copied, reduced = self._loads(rounds)
-        if reduced is None:
-            return copied, _busy(copied, self.resources.rate)
-        if self.resources.rate is self.resources.reduce_rate:
-            copied += reduced
-            return copied, _busy(copied, self.resources.rate)
-        needed = _busy(copied, self.resources.rate)
-        needed += _busy(reduced, self.resources.reduce_rate)
-        copied += reduced
-        return copied, needed
+        adding = self._loads(rounds)
+        load = adding.total(False)
+        if not adding.has(True):
+            return load, self._busy(load, False)
+        if not self.resources.reducing_differs:
+            load += adding.total(True)
+            return load, self._busy(load, False)
+        needed = self._busy(load, False)
+        reduced = adding.total(True)
+        needed += self._busy(reduced, True)
+        load += reduced
+        return load, needed
 
-    def _loads(self, rounds: "list[Sized]") -> tuple[np.ndarray, np.ndarray | None]:
-        """Bytes over each resource by transfers that copy, and by those that reduce, if any."""
+    def _busy(self, load: np.ndarray, reduce: bool) -> np.ndarray:
+        """As needed_ps, piece by piece: there may be millions of resources."""
+        needed = np.empty(len(load), np.int64)
+        for first in range(0, len(load), _PIECE):
+            piece = slice(first, first + _PIECE)
+            needed[piece] = needed_ps(load[piece], self.resources.rate(piece, reduce))
+        return needed
+
+    def _loads(self, rounds: "list[Sized]") -> "_Adding":
+        """Bytes over each resource by transfers that copy, and by those that reduce."""
         adding = _Adding(self.resources.count)
         for r in rounds:
             if r.reduce is not None:
@@ -133,7 +144,7 @@ class Rounds:
                 mine = np.where(r.block.reduce == reduces, r.each, 0)
                 if mine.any():
                     adding.add(r, mine, reduces)
-        return adding.total(False), adding.total(True) if adding.has(True) else None
+        return adding
 
     def _group_bound(self, needed: np.ndarray) -> np.ndarray:
         if len(self.groups) == 1:
@@ -258,17 +269,17 @@ class _Adding:
         return any(key[-1] == reduces for key in (*self.equal, *self.totals))
 
     def total(self, reduces: bool) -> np.ndarray:
-        """int64[resources]"""
+        """int64[resources]; takes what was added away."""
         for (source, fold, flag), nbytes in list(self.equal.items()):
             if flag == reduces:
-                self._into(source, fold, flag, source.counts * nbytes)
+                self._into(source, fold, flag, source.of_equal(nbytes))
                 del self.equal[source, fold, flag]
-        whole = self.totals.get((None, reduces))
-        whole = np.zeros(self.resources, np.int64) if whole is None else whole
-        for (fold, flag), load in self.totals.items():
+        whole = self.totals.pop((None, reduces), None)
+        for fold, flag in list(self.totals):
             if flag == reduces and fold is not None:
-                whole += fold.expand(load)
-        return whole
+                load = fold.expand(self.totals.pop((fold, flag)), copy=False)
+                whole = load if whole is None else np.add(whole, load, out=whole)
+        return np.zeros(self.resources, np.int64) if whole is None else whole
 
 
 class _Step:
@@ -553,12 +564,3 @@ def _pattern_key(block: Block, memory: bool) -> tuple:
     return key + (
         (block.fused.tobytes(), block.reduce.tobytes()) if block.fused is not None else ()
     )
-
-
-def _busy(load: np.ndarray, rate: np.ndarray) -> np.ndarray:
-    """As needed_ps, piece by piece: there may be millions of resources."""
-    needed = np.empty(len(load), np.int64)
-    for first in range(0, len(load), _PIECE):
-        piece = slice(first, first + _PIECE)
-        needed[piece] = needed_ps(load[piece], rate[piece])
-    return needed
