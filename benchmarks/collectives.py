@@ -23,6 +23,7 @@ import numpy as np
 
 from trnsim.cluster.instances import fabric as instance_fabric
 from trnsim.cluster.instances import load_instance
+from trnsim.cluster.instances import overheads as instance_overheads
 from trnsim.collectives import choose
 from trnsim.collectives import fabric as fabrics
 from trnsim.collectives.algorithms import ring, torus
@@ -77,15 +78,18 @@ def policy(nodes: int, nbytes: int, slow: bool) -> Priced:
     fabric = _slowed(fabric, slow, "node1/chip0->node1/chip1")
     what = all_reduce(fabric.ranks, nbytes)
     groups = np.arange(fabric.ranks)[None]
-    return _price(what, choose.plan(what, groups, fabric).schedule, fabric)
+    schedule = choose.plan(what, groups, fabric).schedule
+    return _price(what, schedule, fabric, instance_overheads(load_instance(SERVER), nodes))
 
 
 def _slowed(fabric: Fabric, slow: bool, link: str) -> Fabric:
     return fabric.degrade(links=[link], bytes_per_s=SLOW) if slow else fabric
 
 
-def _price(what: Collective, schedule: Schedule, fabric: Fabric) -> Priced:
-    return price(what, schedule, fabric, np.arange(what.ranks)[None])
+def _price(
+    what: Collective, schedule: Schedule, fabric: Fabric, overheads: Overheads | None = None
+) -> Priced:
+    return price(what, schedule, fabric, np.arange(what.ranks)[None], overheads=overheads)
 
 
 def ring_form(n: int, nbytes: int) -> int:
@@ -109,13 +113,15 @@ def equal_to_full(nodes: int, nbytes: int, slow: bool) -> str:
     fabric = _slowed(fabric, slow, "node1/chip0->node1/chip1")
     what, groups = all_reduce(fabric.ranks, nbytes), np.arange(fabric.ranks)[None]
     schedule = choose.plan(what, groups, fabric).schedule
+    costs = instance_overheads(load_instance(SERVER), nodes)
     ends, seconds = [], []
     for fold in (True, False):
         begun = time.perf_counter()
-        rounds = Rounds(schedule, Resources(fabric), groups, fold=fold)
+        resources = Resources(fabric, costs.memory, costs.reduce_fraction)
+        rounds = Rounds(schedule, resources, groups, fold=fold)
         sized = rounds.rounds(what)
         rounds.totals(sized)
-        ends.append(rounds.run(sized, Overheads(step_ps=1000), np.zeros(groups.shape, np.int64)))
+        ends.append(rounds.run(sized, costs, np.zeros(groups.shape, np.int64)))
         seconds.append(time.perf_counter() - begun)
     same = "equals" if np.array_equal(*ends) else "DIFFERS FROM"
     return f"{same} full on {nodes} nodes ({seconds[1] / seconds[0]:.0f}x its time)"

@@ -30,6 +30,13 @@ class Fold:
     of_row: np.ndarray
     kinds: int
 
+    @cached_property
+    def parts(self) -> np.ndarray:
+        """int: the parts that the priced rows are in."""
+        fabric = self.copies.resources.fabric
+        first = self.members[self.rows, 0]
+        return np.unique(fabric.levels[0].part[fabric.rank_node[first]])
+
     def stays(self, used: np.ndarray) -> bool:
         """Whether all links among these resources lie inside the parts of the priced rows."""
         fabric = self.copies.resources.fabric
@@ -38,12 +45,12 @@ class Fold:
         inside = part[fabric.source[wires]]
         return bool((inside == part[fabric.target[wires]]).all() and (inside >= 0).all())
 
-    def expand(self, load: np.ndarray) -> np.ndarray:
-        """int64[resources]: the load of all rows, from that of the priced rows."""
+    def expand(self, load: np.ndarray, *, copy: bool = True) -> np.ndarray:
+        """int64[resources]: the load of all rows from that of the priced ones, or in its place."""
         copies, resources = self.copies, self.copies.resources
         fabric, memory = resources.fabric, resources.memory
         like = self.members[self.rows[self.of_row]]
-        full = load.copy()
+        full = load.copy() if copy else load
         first = fabric.rank_node[self.members[:, 0]]
         shift, shift_like = fabric.twin[first, 1], fabric.twin[fabric.rank_node[like[:, 0]], 1]
         home = fabric.twin[first, 0]

@@ -1,5 +1,6 @@
 """Rounds: how long each transfer takes under the load that all of its round put on resources."""
 
+from copy import copy
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -38,16 +39,21 @@ class Touch:
 class Loads:
     """Resources in use, in compact numbers, and how often a byte of every transfer crosses each.
 
-    used: int64[U] ascending resources; counts: int64[U].
+    used: int[U] ascending resources; counts: int[U].
     """
 
     def __init__(self, resources: Resources, used: np.ndarray, counts: np.ndarray) -> None:
-        self.resources, self.used, self.counts = resources, used, counts
+        small = not len(counts) or int(counts.max()) < 2**31
+        self.resources, self.used = resources, used
+        self.counts = counts.astype(np.int32) if small else counts
+
+    def of_equal(self, nbytes: int) -> np.ndarray:
+        """int64[U]: bytes over each when all transfers are of nbytes."""
+        return np.multiply(self.counts, nbytes, dtype=np.int64)
 
     def rate(self, reduce: bool) -> np.ndarray:
         """int64[U]"""
-        whole = self.resources.reduce_rate if reduce else self.resources.rate
-        return whole[self.used]
+        return self.resources.rate(self.used, reduce)
 
     def kinds(self, reduce: bool) -> Kinds:
         """([(transfers, rate)] from fast to slow, int[U]: which of them each resource is).
@@ -56,7 +62,7 @@ class Loads:
         empty list if there are too many kinds.
         """
         speeds, speed = classes(self.rate(reduce))
-        numbers, kind = classes(self.counts * len(speeds) + speed)
+        numbers, kind = classes(self.of_equal(len(speeds)) + speed)
         pairs = [(k // len(speeds), speeds[k % len(speeds)]) for k in numbers]
         if len(pairs) > _RANKED:
             return [], kind
@@ -89,7 +95,7 @@ class Paths(Loads):
     def load(self, nbytes: np.ndarray | int) -> np.ndarray:
         """int64[U]: bytes over each when transfer p moves nbytes[p] bytes."""
         if isinstance(nbytes, int):
-            return self.counts * nbytes
+            return self.of_equal(nbytes)
         total = np.zeros(len(self.used))
         for column in self.columns():
             each = column.of(nbytes).astype(np.float64) * column.weight
@@ -180,7 +186,7 @@ class Paths(Loads):
 
 
 def used_by(resources: int, columns: list[Column]) -> tuple[np.ndarray, np.ndarray]:
-    """(int64[U] ascending resources in use, int64[U] weighted uses of each)."""
+    """(int[U] ascending resources in use, int64[U] weighted uses of each)."""
     if 8 * sum(len(c.ids) for c in columns) < resources:
         ids = np.concatenate([c.ids for c in columns] or [np.empty(0, np.int64)])
         weights = np.concatenate([np.full(len(c.ids), c.weight) for c in columns] or [ids])
@@ -191,7 +197,7 @@ def used_by(resources: int, columns: list[Column]) -> tuple[np.ndarray, np.ndarr
     for column in columns:
         times = np.bincount(column.ids)
         total[: len(times)] += times if column.weight == 1 else times * column.weight
-    used = np.flatnonzero(total)
+    used = np.flatnonzero(total).astype(np.int32)
     return used, total[used]
 
 
@@ -217,7 +223,7 @@ class Across(Loads):
     def __init__(
         self, resources: Resources, members: np.ndarray, level: int, touches: tuple[int, int]
     ) -> None:
-        self.shape = members.shape
+        self.shape, self.touches = members.shape, touches
         fabric, ranks = resources.fabric, members.reshape(-1)
         node = fabric.rank_node[ranks]
         where = fabric.levels[level]
@@ -229,13 +235,23 @@ class Across(Loads):
             for way in ways
         )
         self._stack = None if resources.memory is None else resources.stack(ranks)
-        self.touches = touches
+        self._count(resources)
+
+    def touching(self, touches: tuple[int, int]) -> "Across":
+        """The same ways with other touches of HBM."""
+        other = copy(self)
+        other.touches = touches
+        other._count(self.resources)
+        return other
+
+    def _count(self, resources: Resources) -> None:
         super().__init__(resources, *used_by(resources.count, self._columns()))
         self._limits: dict[bool, tuple[list[tuple[int, int]], np.ndarray, np.ndarray]] = {}
 
     @staticmethod
     def _dma(table: np.ndarray, ranks: np.ndarray) -> list[np.ndarray]:
-        return [table[ranks]] if len(table) and table[0] >= 0 else []
+        known = len(table) and table[0] >= 0
+        return [table[ranks].astype(np.int32)] if known else []
 
     def _columns(self) -> list[Column]:
         columns = [Column(None, ids[ids >= 0]) for ids in (*self._out, *self._into)]

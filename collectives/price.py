@@ -10,7 +10,7 @@ Rules, for all groups that run one collective at once:
   resource needs (all bytes of the round over it) / rate, and a transfer takes as long as the
   slowest resource on its way. So two equal transfers over one link each take twice as long, and
   disjoint ones do not affect each other. Rounds of groups that arrive at different times still
-  count as simultaneous.
+  count as simultaneous. Lanes of a schedule share in turn by turn: see `lanes`.
 - The source's channel is busy for that long; the destination has the data one route latency later.
 - A group never ends before its most loaded resource could have carried everything that crosses it.
 
@@ -109,8 +109,8 @@ class Pricer:
     """A schedule in its groups on a fabric, with routes computed once, for any size and arrivals.
 
     groups: int[G, n] ranks of the fabric; each rank at most once. All G groups run the schedule at
-    the same time and share resources. Raises BadInput for a table that does not fit, TrnsimError
-    for a rank that cannot be reached.
+    the same time and share resources. Raises BadInput for a table that does not fit, and when it
+    prices, TrnsimError for a rank that cannot be reached.
     """
 
     def __init__(
@@ -120,7 +120,6 @@ class Pricer:
         self.groups = _group_table(groups, schedule.ranks, fabric.ranks)
         self._rounds: dict[tuple, Rounds] = {}
         self._profiles: dict[tuple[Collective, Overheads], Profile] = {}
-        self.rounds(Overheads())  # unreachable ranks are found here
 
     def price(
         self,
@@ -181,8 +180,13 @@ class Pricer:
         if not duration:
             return "nothing: no data moves"
         if 2 * profile.bound < duration:
-            return f"latency of {self.schedule.rounds} rounds"
-        rate = format_rate(int(profile.resources.rate[profile.busiest]))
+            if 2 * profile.moving < duration:
+                return f"latency of {self.schedule.rounds} rounds"
+            return f"several resources in turn, most {self._resource(profile)}"
+        return self._resource(profile)
+
+    def _resource(self, profile: "Profile") -> str:
+        rate = format_rate(int(profile.resources.rate(np.array([profile.busiest]))[0]))
         return f"{profile.resources.name(profile.busiest)} ({rate})"
 
     def _profile(self, collective: Collective, overheads: Overheads) -> "Profile":
@@ -197,23 +201,28 @@ class Pricer:
         rounds = self.rounds(overheads)
         sized = rounds.rounds(collective)
         load, needed, group_bound = rounds.totals(sized)
-        end = np.zeros(self.groups.shape, np.int64)
-        if overheads.handshake:
-            end = np.maximum(rounds.run(sized, overheads, end), group_bound[:, None])
+        moving: dict[int, int] = {}
+        end = rounds.run(sized, overheads, np.zeros(self.groups.shape, np.int64), moving=moving)
+        end = np.maximum(end, group_bound[:, None])
         busiest = int(needed.argmax()) if len(needed) else 0
         bound = int(needed.max(initial=0))
-        return Profile(rounds.resources, load, group_bound, bound, busiest, end)
+        longest = sum(moving.values())
+        return Profile(rounds.resources, load, group_bound, bound, busiest, longest, end)
 
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """All of a price that does not depend on arrivals. `end` is relative to the last arrival."""
+    """All of a price that does not depend on arrivals. `end` is relative to the last arrival.
+
+    moving: ps for the longest transfers of all rounds, one after another, without overheads.
+    """
 
     resources: Resources
     load: np.ndarray
     group_bound: np.ndarray
     bound: int
     busiest: int
+    moving: int
     end: np.ndarray
 
 

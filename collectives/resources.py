@@ -53,28 +53,52 @@ class Resources:
             object.__setattr__(self, "_dies", int(memory.die.max(initial=0)) + 1)
 
     @cached_property
-    def rate(self) -> np.ndarray:
-        """int64[resources]: bytes/s."""
+    def _speeds(self) -> tuple[np.ndarray, np.ndarray]:
+        """(int[resources] which of the speeds each has, int64[speeds] bytes/s).
+
+        The DMA into ranks has speeds of its own, so that reductions can have others.
+        """
         parts = [self.fabric.rate]
         if self.memory is not None:
-            crossings = len(self.fabric.names) * self._dies**2
             parts.append(np.asarray(self.memory.bytes_per_s, np.int64))
-            parts.append(np.full(crossings, self.memory.die_bytes_per_s, np.int64))
-        return np.concatenate(parts) if len(parts) > 1 else self.fabric.rate
+        found, which = classes(np.concatenate(parts) if len(parts) > 1 else parts[0])
+        into, speeds = self.fabric.dma_in[self.fabric.dma_in >= 0], len(found)
+        which[into] += speeds
+        rates = [*found, *found]
+        if self._ways:
+            crossings = np.full(len(self.fabric.names) * self._ways, len(rates), np.int32)
+            which = np.concatenate([which, crossings])
+            rates.append(0 if self.memory is None else self.memory.die_bytes_per_s)
+        small = np.int16 if len(rates) < 2**15 else np.int32
+        return which.astype(small), np.array(rates, np.int64)
 
     @cached_property
-    def reduce_rate(self) -> np.ndarray:
-        """int64[resources]: bytes/s for reducing transfers."""
-        mine = self.fabric.dma_in[self.fabric.dma_in >= 0]
-        if self.reduce_fraction == 1 or not len(mine):
-            return self.rate
-        slower = self.rate.copy()
-        slower[mine] = np.maximum(1, (slower[mine] * self.reduce_fraction).astype(np.int64))
-        return slower
+    def _reduce_speeds(self) -> np.ndarray:
+        rates = self._speeds[1].copy()
+        half = len(rates) // 2  # the second half is of the DMA into ranks; crossings come last
+        slower = (rates[half : 2 * half] * self.reduce_fraction).astype(np.int64)
+        rates[half : 2 * half] = np.maximum(1, slower)
+        return rates
+
+    @property
+    def reducing_differs(self) -> bool:
+        """Whether reductions have other rates than copies."""
+        return self.reduce_fraction != 1
+
+    def rate(self, which: np.ndarray | slice, reduce: bool = False) -> np.ndarray:
+        """int64: bytes/s of some resources, for transfers that copy or reduce."""
+        kind, rates = self._speeds
+        return (self._reduce_speeds if reduce else rates)[kind[which]]
 
     @property
     def count(self) -> int:
-        return len(self.rate)
+        """How many resources there are."""
+        return len(self._speeds[0])
+
+    @property
+    def _ways(self) -> int:
+        """Ordered pairs of different dies of a chip."""
+        return self._dies * (self._dies - 1)
 
     @cached_property
     def into(self) -> np.ndarray:
@@ -105,8 +129,9 @@ class Resources:
         here, there = self.fabric.rank_node[src], self.fabric.rank_node[dst]
         a, b = self.memory.die[src], self.memory.die[dst]
         rows = np.flatnonzero((here == there) & (a != b))
-        ways = (here[rows] * self._dies + a[rows]) * self._dies + b[rows]
-        return (rows, (self.crossings + ways).astype(np.int32)) if rows.size else None
+        way = a[rows] * (self._dies - 1) + b[rows] - (b[rows] > a[rows])
+        ids = self.crossings + here[rows] * self._ways + way
+        return (rows, ids.astype(np.int32)) if rows.size else None
 
     def name(self, resource: int) -> str:
         """For people: `chip0->chip1`, `dma out of rank 3`, `HBM stack 2`, `dies of chip4`."""
@@ -115,7 +140,7 @@ class Resources:
             return self.fabric.link_name(resource)
         if resource < self.crossings:
             return f"HBM stack {resource - links}"
-        return f"dies of {self.fabric.names[(resource - self.crossings) // self._dies**2]}"
+        return f"dies of {self.fabric.names[(resource - self.crossings) // self._ways]}"
 
 
 def route_columns(routes: Routes) -> list[Column]:

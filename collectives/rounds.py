@@ -8,6 +8,7 @@ import numpy as np
 from .clocks import Clocks, Places, Round
 from .copies import Fold
 from .costs import Overheads
+from .lanes import accompany, crowded, equal_lanes
 from .loads import Across, Paths, Touch, limits
 from .resources import Resources, needed_ps
 from .schedule import Block, Collective, Schedule
@@ -67,12 +68,12 @@ class Rounds:
         for block, step in zip(self.schedule.blocks, self.steps, strict=True):
             if sizes.balanced or block.count == 1:
                 nbytes = sizes.largest(block) if block.count > 1 else sizes.of(block, 0)
-                rounds.append(self._sized(step, block, nbytes, block.count))
+                rounds.append([self._sized(step, block, nbytes, block.count)])
             else:
-                rounds += [
-                    self._sized(step, block, sizes.of(block, k), 1) for k in range(block.count)
-                ]
-        return [r for r in rounds if r.moves]
+                each = (sizes.of(block, k) for k in range(block.count))
+                rounds.append([self._sized(step, block, nbytes, 1) for nbytes in each])
+        accompany(self.schedule.blocks, rounds)
+        return [r for mine in rounds for r in mine if r.moves]
 
     def _sized(self, step: "_Step", block: Block, nbytes: Bytes, count: int) -> "Sized":
         """The round; if only some replicas move data, and all the same, of these alone."""
@@ -100,7 +101,8 @@ class Rounds:
         load, needed = self._needed(rounds)
         bound = self._group_bound(needed) if by_group else np.zeros(len(self.groups), np.int64)
         if self.fold is not None:
-            return self.fold.expand(load), self.fold.expand(needed), bound[self.fold.of_row]
+            load, needed = (self.fold.expand(a, copy=False) for a in (load, needed))
+            return load, needed, bound[self.fold.of_row]
         return load, needed, bound
 
     def busy(self, rounds: "list[Sized]") -> tuple[np.ndarray, np.ndarray]:
@@ -110,19 +112,29 @@ class Rounds:
         return used, needed[used]
 
     def _needed(self, rounds: "list[Sized]") -> tuple[np.ndarray, np.ndarray]:
-        copied, reduced = self._loads(rounds)
-        if reduced is None:
-            return copied, _busy(copied, self.resources.rate)
-        if self.resources.rate is self.resources.reduce_rate:
-            copied += reduced
-            return copied, _busy(copied, self.resources.rate)
-        needed = _busy(copied, self.resources.rate)
-        needed += _busy(reduced, self.resources.reduce_rate)
-        copied += reduced
-        return copied, needed
+        adding = self._loads(rounds)
+        load = adding.total(False)
+        if not adding.has(True):
+            return load, self._busy(load, False)
+        if not self.resources.reducing_differs:
+            load += adding.total(True)
+            return load, self._busy(load, False)
+        needed = self._busy(load, False)
+        reduced = adding.total(True)
+        needed += self._busy(reduced, True)
+        load += reduced
+        return load, needed
 
-    def _loads(self, rounds: "list[Sized]") -> tuple[np.ndarray, np.ndarray | None]:
-        """Bytes over each resource by transfers that copy, and by those that reduce, if any."""
+    def _busy(self, load: np.ndarray, reduce: bool) -> np.ndarray:
+        """As needed_ps, piece by piece: there may be millions of resources."""
+        needed = np.empty(len(load), np.int64)
+        for first in range(0, len(load), _PIECE):
+            piece = slice(first, first + _PIECE)
+            needed[piece] = needed_ps(load[piece], self.resources.rate(piece, reduce))
+        return needed
+
+    def _loads(self, rounds: "list[Sized]") -> "_Adding":
+        """Bytes over each resource by transfers that copy, and by those that reduce."""
         adding = _Adding(self.resources.count)
         for r in rounds:
             if r.reduce is not None:
@@ -132,7 +144,7 @@ class Rounds:
                 mine = np.where(r.block.reduce == reduces, r.each, 0)
                 if mine.any():
                     adding.add(r, mine, reduces)
-        return adding.total(False), adding.total(True) if adding.has(True) else None
+        return adding
 
     def _group_bound(self, needed: np.ndarray) -> np.ndarray:
         if len(self.groups) == 1:
@@ -149,18 +161,20 @@ class Rounds:
         rounds: "list[Sized]",
         overheads: Overheads,
         arrivals: np.ndarray,
+        *,
         marks: list[int] | None = None,
+        moving: dict[int, int] | None = None,
     ) -> np.ndarray:
         """int64[G, n]: when each rank ends; at once if nothing moves (a group of one rank).
 
         arrivals: int64[G, n], equal in groups that are equal (see `alike`). marks: gets the latest
-        clock after each round.
+        clock after each round. moving: gets how long data moves in each turn, overheads apart.
         """
         if not rounds:
             return arrivals
         if self.fold is None:
-            return self._run(rounds, overheads, arrivals, marks)
-        ends = self._run(rounds, overheads, arrivals[self.fold.rows], marks)
+            return self._run(rounds, overheads, arrivals, marks, moving)
+        ends = self._run(rounds, overheads, arrivals[self.fold.rows], marks, moving)
         return ends[self.fold.of_row]
 
     def alike(self, arrivals: np.ndarray) -> "Rounds":
@@ -170,7 +184,9 @@ class Rounds:
         same = np.array_equal(arrivals[self.fold.rows][self.fold.of_row], arrivals)
         return self if same else self.unfolded
 
-    def _run(self, rounds: "list[Sized]", overheads: Overheads, arrivals, marks) -> np.ndarray:
+    def _run(
+        self, rounds: "list[Sized]", overheads: Overheads, arrivals, marks, moving
+    ) -> np.ndarray:
         wait = overheads.start_ps + (overheads.handshake_ps if overheads.handshake else 0)
         clocks = Clocks(
             arrivals.reshape(-1) + wait,
@@ -186,6 +202,9 @@ class Rounds:
             clocks.repeat(whole)
             if marks is not None:
                 marks.append(int(clocks.end().max()))
+            if moving is not None:
+                longest = r.beats * int(whole.took.max(initial=0))
+                moving[r.turn] = max(longest, moving.get(r.turn, 0))
         folding.unfold()
         return clocks.end().reshape(arrivals.shape)
 
@@ -250,17 +269,17 @@ class _Adding:
         return any(key[-1] == reduces for key in (*self.equal, *self.totals))
 
     def total(self, reduces: bool) -> np.ndarray:
-        """int64[resources]"""
+        """int64[resources]; takes what was added away."""
         for (source, fold, flag), nbytes in list(self.equal.items()):
             if flag == reduces:
-                self._into(source, fold, flag, source.counts * nbytes)
+                self._into(source, fold, flag, source.of_equal(nbytes))
                 del self.equal[source, fold, flag]
-        whole = self.totals.get((None, reduces))
-        whole = np.zeros(self.resources, np.int64) if whole is None else whole
-        for (fold, flag), load in self.totals.items():
+        whole = self.totals.pop((None, reduces), None)
+        for fold, flag in list(self.totals):
             if flag == reduces and fold is not None:
-                whole += fold.expand(load)
-        return whole
+                load = fold.expand(self.totals.pop((fold, flag)), copy=False)
+                whole = load if whole is None else np.add(whole, load, out=whole)
+        return np.zeros(self.resources, np.int64) if whole is None else whole
 
 
 class _Step:
@@ -351,6 +370,8 @@ class Sized:
         self.step, self.block, self.nbytes, self.count = step, block, nbytes, count
         self.moves = bool(nbytes) if isinstance(nbytes, int) else bool(nbytes.any())
         self.moves = self.moves and block.transfers > 0
+        self.company: list[list[Sized]] = []  # see `lanes`: what goes on meanwhile
+        self.beats, self.turn = count, 0
 
     @property
     def each(self) -> np.ndarray:
@@ -366,29 +387,41 @@ class Sized:
 
     def _timed(self) -> tuple[np.ndarray, np.ndarray, Fold | None]:
         """(took, latency: int64 per transfer of the rows that are priced, or [1]; their fold)."""
+        lanes = equal_lanes(self)
+        if not lanes:
+            paths, fold, times = crowded(self)
+            return self._slowest(paths, times), self._latency(paths), fold
         paths, fold, nbytes = self.step.loading(self, self.nbytes)
         if isinstance(paths, Across):
-            took, latency = self._taken_across(paths)
-            return took, latency, None
+            return self._taken_across(paths, lanes), self._latency(paths), None
         reduce = self.reduce
         if reduce is None:
             reduce = np.tile(self.block.reduce, paths.pairs // len(self.block.src))
-        return paths.durations(nbytes, reduce), paths.latency, fold
+        return paths.durations(nbytes * lanes, reduce), paths.latency, fold
 
-    def _taken_across(self, paths: Across) -> tuple[np.ndarray, np.ndarray]:
-        latency = self._from(paths.latency_out) + self._to(paths.latency_in)
+    def _latency(self, paths: Across | Paths) -> np.ndarray:
+        if isinstance(paths, Paths):
+            return paths.latency
+        return self._from(paths.latency_out) + self._to(paths.latency_in)
+
+    def _slowest(self, paths: Across | Paths, times: np.ndarray) -> np.ndarray:
+        if isinstance(paths, Paths):
+            return paths.slowest(times)
+        out, into = paths.busiest(times)
+        return np.maximum(self._from(out), self._to(into))
+
+    def _taken_across(self, paths: Across, lanes: int) -> np.ndarray:
         if isinstance(self.nbytes, int) and self.reduce is not None:
             kinds, out, into = paths.limit(self.reduce)
             if kinds:
                 worst = np.maximum(self._from(out), self._to(into))
-                return limits(kinds, self.nbytes)[worst], latency
+                return limits(kinds, self.nbytes * lanes)[worst]
         times = np.zeros(len(paths.used), np.int64)
         for reduces in (False, True):
-            mine = np.where(self.block.reduce == reduces, self.each, 0)
+            mine = np.where(self.block.reduce == reduces, self.each * lanes, 0)
             if mine.any():
                 times += needed_ps(self.step.across_load(mine), paths.rate(reduces))
-        out, into = paths.busiest(times)
-        return np.maximum(self._from(out), self._to(into)), latency
+        return self._slowest(paths, times)
 
     def _from(self, members: np.ndarray) -> np.ndarray:
         """Of the source of each transfer."""
@@ -531,12 +564,3 @@ def _pattern_key(block: Block, memory: bool) -> tuple:
     return key + (
         (block.fused.tobytes(), block.reduce.tobytes()) if block.fused is not None else ()
     )
-
-
-def _busy(load: np.ndarray, rate: np.ndarray) -> np.ndarray:
-    """As needed_ps, piece by piece: there may be millions of resources."""
-    needed = np.empty(len(load), np.int64)
-    for first in range(0, len(load), _PIECE):
-        piece = slice(first, first + _PIECE)
-        needed[piece] = needed_ps(load[piece], rate[piece])
-    return needed

@@ -131,7 +131,12 @@ class Table:
         if self.level is None:
             return None
         if touches not in self._across:
-            self._across[touches] = Across(self.copies.resources, self.members, self.level, touches)
+            made = next(iter(self._across.values()), None)
+            if made is None:
+                made = Across(self.copies.resources, self.members, self.level, touches)
+            else:
+                made = made.touching(touches)
+            self._across[touches] = made
         return self._across[touches]
 
     def turning(self, positions: Positions) -> np.ndarray | None:
