@@ -106,4 +106,4 @@ def test_a_constant_of_a_loop_is_not_updated_in_place() -> None:
 def test_both_cores_take_the_same_branch(index: int) -> None:
     branches = [lambda x: x @ x.T, lambda x: -x, lambda x: x + x.sum(0)]
     x = np.arange(256, dtype=np.float32).reshape(16, 16)
-    agrees(lambda x, i: jax.lax.switch(i, branches, x), x, np.int32(index))
+    agrees(lambda x, i: jax.lax.switch(i, branches, x), x, np.asarray(index, np.int32))
