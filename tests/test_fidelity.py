@@ -152,3 +152,39 @@ def test_costs_are_remembered_by_signature_not_by_value_numbers():
     shifted = Fused(lambda c, a, b: (c * 2, a @ b), *(jnp.zeros((64, 64)),) * 3).kernels
     (third,) = (k for k in shifted if k.name == "dot_general")
     assert first.signature == second.signature == third.signature
+
+
+def test_tiles_of_a_gather_do_not_lie_over_what_stays_in_sbuf():
+    """A value of 44 tiles would stay beside the gather's rows of 32 KiB, and has no room."""
+
+    def function(x, table, at):
+        kept = jnp.cos(x)
+        rows = table[at + jnp.clip(jnp.sin(x).sum(1)[:128], 0, 0).astype(jnp.int32)]
+        return kept * rows.sum(), rows
+
+    draw = np.random.default_rng(0)
+    x, table = (draw.standard_normal(s).astype(np.float32) for s in ((44 * 128, 1000), (128, 8192)))
+    program = Fused(function, x, table, np.arange(128, dtype=np.int32))
+    found, times = program.run()
+    assert_close(found, program.expected(), 1e-5)
+    assert times == pytest.approx(program.cost(), rel=TIME_TOLERANCE)
+
+
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.float32])
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(lambda x, f=f, a=a: f(x, a) for f in (jnp.sum, jnp.max) for a in (0, 1, 2, (0, 2))),
+        lambda x: jnp.pad(x, ((1, 0), (0, 2), (0, 0)), constant_values=1),
+        lambda x: jax.lax.dynamic_update_slice(x, jnp.ones((1, 2, 3), x.dtype), (0, 1, 0)),
+        lambda x: x[jnp.array([2, 0, 1, 1])],
+        lambda x: jnp.zeros_like(x).at[jnp.array([2, 0])].set(x[:2]),
+    ],
+)
+@pytest.mark.parametrize("shape", [(3, 10, 5000), (300, 3, 70)])
+def test_tiles_take_no_more_than_is_planned_for_them(function, dtype, shape):
+    for kernel in Fused(function, jnp.zeros(shape, dtype)).kernels:
+        for cores in (1, 2):
+            core = Core(CHIP, data=False)
+            kernel.run(core, {}, kernel.part(0, cores))
+            assert core.sbuf.peak <= kernel.working_bytes()

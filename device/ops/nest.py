@@ -8,7 +8,7 @@ inside out. A loop that never becomes periodic is extrapolated from its last ite
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -153,7 +153,11 @@ def _jump(core: Core, loop: Loop, marks: list[Any], ends: list[int], left: int) 
 
 @dataclass
 class Context:
-    """A core, the operands, and the tiles that a nest allocates on the core."""
+    """A core, the operands, and the tiles that a nest allocates on the core.
+
+    Tiles lie in the first `working_bytes` of each partition: the plan puts what stays in SBUF
+    between kernels above them.
+    """
 
     core: Core
     kernel: Kernel
@@ -173,7 +177,15 @@ class Context:
     def tile(self, free: int | tuple[int, ...], dtype: str, name: str = "tile") -> Tensor:
         """[128, free...] in SBUF until the kernel ends."""
         shape = (128, *(free if isinstance(free, tuple) else (free,)))
-        return self._hold(self.core.sbuf, shape, dtype, name)
+        tensor = self._hold(self.core.sbuf, shape, dtype, name)
+        end = tensor.address + tensor.footprint
+        if end > self._room:
+            raise AssertionError(f"{self.kernel.name}: {name} ends at {end}, not in {self._room} B")
+        return tensor
+
+    @cached_property
+    def _room(self) -> int:
+        return self.kernel.working_bytes()
 
     def rotating(self, free: int | tuple[int, ...], dtype: str, name: str = "tile") -> list[Tensor]:
         """One tile for each set that iterations take in turn."""
