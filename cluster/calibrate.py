@@ -34,7 +34,9 @@ SUMMARY = "Every number below is fitted to the measured series that its source n
 STEP = 1e-3  # of derivatives, relative
 TOLERANCE = 1e-4  # of a fit, relative
 SEARCH = (0.25, 0.75)  # where else to begin: rates so far between their bounds, by ratio
-MATTERS = 0.02  # a series that changes less, of what a constant does, does not determine it
+BETTER = 0.9  # of the squares left, to prefer a fit from elsewhere
+MATTERS = 0.02  # a series that changes less, of what a constant does, is not named for it
+HARDLY = 1e-4  # and below this, nothing is known of the constant
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ class Constant:
         return Number(exact, self.unit, source, status, self.meaning, "", text, "collective")
 
 
+# No HBM share: at its assumed value it binds nowhere in the measured series, and one that binds
+# cannot be told from a slower DMA.
 ALL = ("trn1", "inf2", "trn2", "trn3")
 CONSTANTS = (
     Constant(
@@ -98,10 +102,6 @@ CONSTANTS = (
     Constant(
         "link_efficiency", ALL, "fraction", 0.2, 0.6, 1.0,
         "of the NeuronLink rate per neighbour and direction",
-    ),
-    Constant(
-        "cc_hbm_fraction", ALL, "fraction", 0.2, 0.7, 1.0,
-        "of an HBM stack's bandwidth, for all touches of the buffers on it",
     ),
     Constant(
         "efa_efficiency", ALL, "fraction", 0.3, 0.8, 1.0, "of the printed EFA rate",
@@ -218,7 +218,7 @@ def fit(
 
     start: what constants are before (default: as stated), and stay if nothing determines them.
     near: where to search from; without it, from `start` and from low and high rates, as a slope
-    says nothing of a resource that is not the slowest. The best of these fits counts.
+    says nothing of a resource that is not the slowest. Another place counts if clearly better.
     """
     values = {c: c.start for c in model.constants} | dict(start or {})
     if near is not None:
@@ -226,8 +226,9 @@ def fit(
     begins = [values]
     for u in SEARCH:
         begins.append({c: c.unscaled(u) if c.of_rate else v for c, v in values.items()})
-    found = [_fit(model, series, values, begin) for begin in begins]
-    return min(found, key=lambda f: f.cost)
+    first, *others = [_fit(model, series, values, begin) for begin in begins]
+    best = min(others, key=lambda f: f.cost)
+    return best if best.cost < BETTER * first.cost else first
 
 
 def _fit(model: Model, series: Sequence[Series], start: Values, values: Values) -> Fit:
@@ -268,21 +269,23 @@ def _least_squares(
         return dict(values), {}, 0.0
 
     def at(x: np.ndarray) -> dict[Constant, float]:
-        return dict(values) | {c: c.unscaled(u) for c, u in zip(free, x, strict=True)}
+        return dict(values) | {c: c.unscaled(u - 1) for c, u in zip(free, x, strict=True)}
 
     def of(x: np.ndarray) -> np.ndarray:
         return np.concatenate([residuals(model, s, at(x)) for s in series])
 
-    x0 = [min(max(c.scaled(values[c]), 0.01), 0.99) for c in free]
+    # from 1 to 2 between the bounds: steps of derivatives are relative, so not around 0
+    x0 = [1 + min(max(c.scaled(values[c]), 0.01), 0.99) for c in free]
     found = least_squares(
-        of, x0, bounds=(0.0, 1.0), diff_step=STEP, xtol=TOLERANCE, ftol=TOLERANCE, gtol=1e-9
+        of, x0, bounds=(1.0, 2.0), diff_step=STEP, xtol=TOLERANCE, ftol=TOLERANCE, gtol=1e-9
     )
     fitted = at(found.x)
     owner = np.repeat(np.arange(len(series)), [len(residuals(model, s, fitted)) for s in series])
     by = {}
     for column, constant in enumerate(free):
         moved = np.sqrt(np.bincount(owner, found.jac[:, column] ** 2)) / constant.span
-        by[constant] = tuple(s.name for s, m in zip(series, moved, strict=True) if m > MATTERS)
+        least = MATTERS if moved.max() > MATTERS else HARDLY
+        by[constant] = tuple(s.name for s, m in zip(series, moved, strict=True) if m > least)
     return fitted, {c: names for c, names in by.items() if names}, 2 * float(found.cost)
 
 

@@ -37,9 +37,10 @@ WHERE = ("", "same die", CROSS_DIE)
 
 @dataclass(frozen=True)
 class Group:
-    """Where and what was measured. pair: the two ranks of a sendrecv, as positions in the group.
+    """Where and what was measured. In a sendrecv each rank sends to the next, the last to rank 0.
 
-    per_rank: sizes of an all_gather are each rank's input, not the output.
+    cross_die: the two ranks are on different dies of a chip. per_rank: sizes of an all_gather are
+    each rank's input, not the output.
     """
 
     instance: str
@@ -55,7 +56,7 @@ class Group:
         """The collective of a printed size."""
         op = nccom.operation(self.operation)
         total = nbytes * self.ranks if self.per_rank else nbytes
-        pairs = ((0, self.ranks - 1),) if op.kind == "permute" else ()
+        pairs = nccom.around(self.ranks) if op.kind == "permute" else ()
         return nccom.collective(op, total, nccom.dtype(self.dtype)[1], self.ranks, pairs=pairs)
 
     def table(self) -> np.ndarray:

@@ -60,7 +60,8 @@ class Policy:
     mesh_below: bytes, "< 1 MB". rdh_up_to: bytes, "1-56 MB", KangaRing above. mesh_ranks,
     kangaring_ranks: most ranks (nec.h). flat_ring: large messages on several servers go round one
     flat ring instead of a hierarchy, which the vendor does on trn1 only. stages: pipeline stages of
-    hierarchies whose share per stage is not small.
+    hierarchies for large messages, "up to 3"; for groups of more than pipelined_ranks one, as
+    schedules and their prices grow with every stage.
     """
 
     mesh_below: int = 1_000_000
@@ -68,7 +69,8 @@ class Policy:
     mesh_ranks: int = 128
     kangaring_ranks: int = 256
     flat_ring: bool = False
-    stages: int = 1
+    stages: int = 3
+    pipelined_ranks: int = 4096
 
 
 PUBLISHED = Policy()
@@ -349,7 +351,8 @@ class _Chooser:
             return Choice("ring", f"{where}: large messages go round one flat ring")
         intra, inter = self.steps()
         name = f"hierarchical:{intra.algorithm}+{inter.algorithm}"
-        if self.policy.stages > 1 and large:
+        few = self.collective.ranks <= self.policy.pipelined_ranks
+        if self.policy.stages > 1 and large and few:
             name += f":{self.policy.stages}"
         return Choice(name, f"{where}; intra {intra.reason}; inter {inter.reason}")
 

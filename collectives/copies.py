@@ -30,6 +30,13 @@ class Fold:
     of_row: np.ndarray
     kinds: int
 
+    @cached_property
+    def parts(self) -> np.ndarray:
+        """int: the parts that the priced rows are in."""
+        fabric = self.copies.resources.fabric
+        first = self.members[self.rows, 0]
+        return np.unique(fabric.levels[0].part[fabric.rank_node[first]])
+
     def stays(self, used: np.ndarray) -> bool:
         """Whether all links among these resources lie inside the parts of the priced rows."""
         fabric = self.copies.resources.fabric

@@ -98,7 +98,8 @@ class _Flight:
         else:
             arrivals = arrivals - self.begin
         rounds = rounds.alike(arrivals)
-        rounds.run(rounds.rounds(self.call.collective), self.call.overheads, arrivals, marks)
+        sized = rounds.rounds(self.call.collective)
+        rounds.run(sized, self.call.overheads, arrivals, marks=marks)
         least, cuts, last = (self.end - self.begin) / PHASES, [], 0
         for stop, mark in enumerate(marks[:-1], start=1):
             if mark - last >= least and mark < self.end - self.begin:

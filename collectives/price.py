@@ -10,7 +10,7 @@ Rules, for all groups that run one collective at once:
   resource needs (all bytes of the round over it) / rate, and a transfer takes as long as the
   slowest resource on its way. So two equal transfers over one link each take twice as long, and
   disjoint ones do not affect each other. Rounds of groups that arrive at different times still
-  count as simultaneous.
+  count as simultaneous. Lanes of a schedule share in turn by turn: see `lanes`.
 - The source's channel is busy for that long; the destination has the data one route latency later.
 - A group never ends before its most loaded resource could have carried everything that crosses it.
 
@@ -181,7 +181,12 @@ class Pricer:
         if not duration:
             return "nothing: no data moves"
         if 2 * profile.bound < duration:
-            return f"latency of {self.schedule.rounds} rounds"
+            if 2 * profile.moving < duration:
+                return f"latency of {self.schedule.rounds} rounds"
+            return f"several resources in turn, most {self._resource(profile)}"
+        return self._resource(profile)
+
+    def _resource(self, profile: "Profile") -> str:
         rate = format_rate(int(profile.resources.rate[profile.busiest]))
         return f"{profile.resources.name(profile.busiest)} ({rate})"
 
@@ -197,23 +202,28 @@ class Pricer:
         rounds = self.rounds(overheads)
         sized = rounds.rounds(collective)
         load, needed, group_bound = rounds.totals(sized)
-        end = np.zeros(self.groups.shape, np.int64)
-        if overheads.handshake:
-            end = np.maximum(rounds.run(sized, overheads, end), group_bound[:, None])
+        moving: dict[int, int] = {}
+        end = rounds.run(sized, overheads, np.zeros(self.groups.shape, np.int64), moving=moving)
+        end = np.maximum(end, group_bound[:, None])
         busiest = int(needed.argmax()) if len(needed) else 0
         bound = int(needed.max(initial=0))
-        return Profile(rounds.resources, load, group_bound, bound, busiest, end)
+        longest = sum(moving.values())
+        return Profile(rounds.resources, load, group_bound, bound, busiest, longest, end)
 
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """All of a price that does not depend on arrivals. `end` is relative to the last arrival."""
+    """All of a price that does not depend on arrivals. `end` is relative to the last arrival.
+
+    moving: ps for the longest transfers of all rounds, one after another, without overheads.
+    """
 
     resources: Resources
     load: np.ndarray
     group_bound: np.ndarray
     bound: int
     busiest: int
+    moving: int
     end: np.ndarray
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from .clocks import Clocks, Places, Round
 from .copies import Fold
 from .costs import Overheads
+from .lanes import accompany, crowded, equal_lanes
 from .loads import Across, Paths, Touch, limits
 from .resources import Resources, needed_ps
 from .schedule import Block, Collective, Schedule
@@ -67,12 +68,12 @@ class Rounds:
         for block, step in zip(self.schedule.blocks, self.steps, strict=True):
             if sizes.balanced or block.count == 1:
                 nbytes = sizes.largest(block) if block.count > 1 else sizes.of(block, 0)
-                rounds.append(self._sized(step, block, nbytes, block.count))
+                rounds.append([self._sized(step, block, nbytes, block.count)])
             else:
-                rounds += [
-                    self._sized(step, block, sizes.of(block, k), 1) for k in range(block.count)
-                ]
-        return [r for r in rounds if r.moves]
+                each = (sizes.of(block, k) for k in range(block.count))
+                rounds.append([self._sized(step, block, nbytes, 1) for nbytes in each])
+        accompany(self.schedule.blocks, rounds)
+        return [r for mine in rounds for r in mine if r.moves]
 
     def _sized(self, step: "_Step", block: Block, nbytes: Bytes, count: int) -> "Sized":
         """The round; if only some replicas move data, and all the same, of these alone."""
@@ -149,18 +150,20 @@ class Rounds:
         rounds: "list[Sized]",
         overheads: Overheads,
         arrivals: np.ndarray,
+        *,
         marks: list[int] | None = None,
+        moving: dict[int, int] | None = None,
     ) -> np.ndarray:
         """int64[G, n]: when each rank ends; at once if nothing moves (a group of one rank).
 
         arrivals: int64[G, n], equal in groups that are equal (see `alike`). marks: gets the latest
-        clock after each round.
+        clock after each round. moving: gets how long data moves in each turn, overheads apart.
         """
         if not rounds:
             return arrivals
         if self.fold is None:
-            return self._run(rounds, overheads, arrivals, marks)
-        ends = self._run(rounds, overheads, arrivals[self.fold.rows], marks)
+            return self._run(rounds, overheads, arrivals, marks, moving)
+        ends = self._run(rounds, overheads, arrivals[self.fold.rows], marks, moving)
         return ends[self.fold.of_row]
 
     def alike(self, arrivals: np.ndarray) -> "Rounds":
@@ -170,7 +173,9 @@ class Rounds:
         same = np.array_equal(arrivals[self.fold.rows][self.fold.of_row], arrivals)
         return self if same else self.unfolded
 
-    def _run(self, rounds: "list[Sized]", overheads: Overheads, arrivals, marks) -> np.ndarray:
+    def _run(
+        self, rounds: "list[Sized]", overheads: Overheads, arrivals, marks, moving
+    ) -> np.ndarray:
         wait = overheads.start_ps + (overheads.handshake_ps if overheads.handshake else 0)
         clocks = Clocks(
             arrivals.reshape(-1) + wait,
@@ -186,6 +191,9 @@ class Rounds:
             clocks.repeat(whole)
             if marks is not None:
                 marks.append(int(clocks.end().max()))
+            if moving is not None:
+                longest = r.beats * int(whole.took.max(initial=0))
+                moving[r.turn] = max(longest, moving.get(r.turn, 0))
         folding.unfold()
         return clocks.end().reshape(arrivals.shape)
 
@@ -351,6 +359,8 @@ class Sized:
         self.step, self.block, self.nbytes, self.count = step, block, nbytes, count
         self.moves = bool(nbytes) if isinstance(nbytes, int) else bool(nbytes.any())
         self.moves = self.moves and block.transfers > 0
+        self.company: list[list[Sized]] = []  # see `lanes`: what goes on meanwhile
+        self.beats, self.turn = count, 0
 
     @property
     def each(self) -> np.ndarray:
@@ -366,29 +376,41 @@ class Sized:
 
     def _timed(self) -> tuple[np.ndarray, np.ndarray, Fold | None]:
         """(took, latency: int64 per transfer of the rows that are priced, or [1]; their fold)."""
+        lanes = equal_lanes(self)
+        if not lanes:
+            paths, fold, times = crowded(self)
+            return self._slowest(paths, times), self._latency(paths), fold
         paths, fold, nbytes = self.step.loading(self, self.nbytes)
         if isinstance(paths, Across):
-            took, latency = self._taken_across(paths)
-            return took, latency, None
+            return self._taken_across(paths, lanes), self._latency(paths), None
         reduce = self.reduce
         if reduce is None:
             reduce = np.tile(self.block.reduce, paths.pairs // len(self.block.src))
-        return paths.durations(nbytes, reduce), paths.latency, fold
+        return paths.durations(nbytes * lanes, reduce), paths.latency, fold
 
-    def _taken_across(self, paths: Across) -> tuple[np.ndarray, np.ndarray]:
-        latency = self._from(paths.latency_out) + self._to(paths.latency_in)
+    def _latency(self, paths: Across | Paths) -> np.ndarray:
+        if isinstance(paths, Paths):
+            return paths.latency
+        return self._from(paths.latency_out) + self._to(paths.latency_in)
+
+    def _slowest(self, paths: Across | Paths, times: np.ndarray) -> np.ndarray:
+        if isinstance(paths, Paths):
+            return paths.slowest(times)
+        out, into = paths.busiest(times)
+        return np.maximum(self._from(out), self._to(into))
+
+    def _taken_across(self, paths: Across, lanes: int) -> np.ndarray:
         if isinstance(self.nbytes, int) and self.reduce is not None:
             kinds, out, into = paths.limit(self.reduce)
             if kinds:
                 worst = np.maximum(self._from(out), self._to(into))
-                return limits(kinds, self.nbytes)[worst], latency
+                return limits(kinds, self.nbytes * lanes)[worst]
         times = np.zeros(len(paths.used), np.int64)
         for reduces in (False, True):
-            mine = np.where(self.block.reduce == reduces, self.each, 0)
+            mine = np.where(self.block.reduce == reduces, self.each * lanes, 0)
             if mine.any():
                 times += needed_ps(self.step.across_load(mine), paths.rate(reduces))
-        out, into = paths.busiest(times)
-        return np.maximum(self._from(out), self._to(into)), latency
+        return self._slowest(paths, times)
 
     def _from(self, members: np.ndarray) -> np.ndarray:
         """Of the source of each transfer."""

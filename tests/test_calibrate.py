@@ -80,9 +80,9 @@ def test_every_constant_serves_several_series_or_a_generation(found: Calibration
 
 
 def test_fitted_chips_are_calibrated_and_others_assumed() -> None:
-    assert load_chip("trn2").number("cc_hbm_fraction").status == "calibrated"
-    assert load_chip("trn3").number("cc_hbm_fraction").status == "assumed"
-    assert "C-J4ar64" in load_chip("trn2").number("cc_hbm_fraction").source
+    assert load_chip("trn2").number("link_efficiency").status == "calibrated"
+    assert load_chip("trn3").number("link_efficiency").status == "assumed"
+    assert "C-J4aa8" in load_chip("trn2").number("link_efficiency").source
 
 
 # --- recovery ---

@@ -103,14 +103,20 @@ def test_across_servers_with_one_rank_each(nodes: int, nbytes: int, algorithm: s
     [
         (1000, "hierarchical:mesh+mesh"),
         (8 * MB, "hierarchical:rdh+mesh"),
-        (1000 * MB, "hierarchical:ring+rdh"),
-        (8000 * MB, "hierarchical:ring+ring"),
+        (1000 * MB, "hierarchical:ring+rdh:3"),
+        (8000 * MB, "hierarchical:ring+ring:3"),
     ],
 )
 def test_several_ranks_on_several_servers_are_a_hierarchy(nbytes: int, algorithm: str) -> None:
     choice = choose(asked("reduce_scatter", 256, nbytes), np.repeat(range(4), 64).tolist())
     assert choice.algorithm == algorithm
     assert choice.reason.startswith("4 servers with 64 ranks each; intra ")
+
+
+def test_large_hierarchies_are_pipelined_up_to_a_number_of_ranks() -> None:
+    for nodes, name in ((64, "hierarchical:ring+rdh:3"), (65, "hierarchical:ring+ring")):
+        what = asked("all_reduce", nodes * 64, 1000 * MB)
+        assert choose(what, np.repeat(range(nodes), 64).tolist()).algorithm == name
 
 
 def test_uneven_groups_stay_flat() -> None:

@@ -1,5 +1,7 @@
 """Sharing between collectives in flight together, in closed form."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +13,7 @@ from trnsim.collectives.costs import Memory, Overheads
 from trnsim.collectives.fabric import Fabric
 from trnsim.collectives.inflight import Call, price_together
 from trnsim.collectives.price import Priced, Pricer, price
-from trnsim.collectives.schedule import Collective
+from trnsim.collectives.schedule import Collective, Schedule, block
 from trnsim.device.units import transfer_ps
 
 RATE, ALPHA = 50 * 10**9, 500_000
@@ -178,3 +180,42 @@ def test_nothing_is_faster_in_company_and_no_link_is_overfull(streams: list) -> 
     assert span >= transfer_ps(int(load.max()), RATE) * 0.999
     again = price_together(calls)
     assert [p.end.tolist() for p in again] == [p.end.tolist() for p in together]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"), [(1, 1, 2), (1, 3, 4), (2, 1, 3), (0, 1, 1)]
+)
+def test_lanes_of_a_turn_share_a_link(first: int, second: int, expected: int) -> None:
+    counts = (first * MiB, second * MiB)
+    what = Collective("sendrecv", 2, counts, dtype="ui8", pairs=((0, 1), (0, 1)))
+    lanes = tuple(replace(block([0], [1], k, modulus=2, channel=k), lane=k) for k in (0, 1))
+    fabric = funnel(ALPHA)
+    took = price(what, Schedule("lanes", 2, 1, lanes), fabric, [[0, 2]])
+    each = transfer_ps(MiB, RATE)
+    assert took.duration_ps == pytest.approx(expected * each + ALPHA, abs=4)
+
+
+def test_fused_transfers_take_less() -> None:
+    """KangaRing's duplicate write (1R2W) and its reduction of three operands (3R1W)."""
+    chips = fabrics.ring(2, bytes_per_s=RATE).attach([0, 1, 1])
+    memory = Memory(np.arange(3), np.full(3, RATE))
+    what = Collective("broadcast", 3, MiB, dtype="ui8")
+    fused = block([0, 0], [1, 2], 0, modulus=1, fused=np.array([False, True]))
+    apart = block([0, 0], [1, 2], 0, modulus=1)
+    stacks = len(chips.rate)
+    priced = [
+        price(what, Schedule(n, 3, 1, (b,)), chips, [[0, 1, 2]], overheads=Overheads(memory=memory))
+        for n, b in (("fused", fused), ("apart", apart))
+    ]
+    assert [p.load[stacks:].tolist() for p in priced] == [[MiB, MiB, MiB], [2 * MiB, MiB, MiB]]
+    assert [p.link_load.max() for p in priced] == [MiB, 2 * MiB]
+    to_root = Collective("reduce", 3, MiB, dtype="ui8", reduction="add")
+    operands = block([1, 2], [0, 0], 0, modulus=1, reduce=True, fused=np.array([False, True]))
+    three = price(
+        to_root,
+        Schedule("3R1W", 3, 1, (operands,)),
+        chips,
+        [[0, 1, 2]],
+        overheads=Overheads(memory=memory),
+    )
+    assert three.load[stacks:].tolist() == [2 * MiB, MiB, MiB]

@@ -174,6 +174,13 @@ def test_the_limit_is_named() -> None:
     assert priced(small, slow).limited_by == "latency of 14 rounds"
     fabric = fabrics.torus((1,), bytes_per_s=1).attach([0] * 8, dma_out=RATE, dma_in=2 * RATE)
     assert priced(big, fabric).limited_by == "dma out of rank 0 (50 GB/s)"
+    hops = tuple(block([i], [i + 1], 0, modulus=1) for i in range(3))
+    chain = Schedule("chain", 4, 1, hops)
+    by_turns = price(asked("broadcast", 4, 2**30), chain, ideal_ring(4), [range(4)])
+    assert by_turns.limited_by == "several resources in turn, most chip0->chip1 (50 GB/s)"
+    assert price(asked("broadcast", 4, 2**10), chain, ideal_ring(4), [range(4)]).limited_by == (
+        "latency of 3 rounds"
+    )
     lone = asked("all_reduce", 1, 2**10)
     assert priced(lone, ideal_ring(2)).limited_by == "nothing: no data moves"
 

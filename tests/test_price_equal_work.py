@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from trnsim.collectives import fabric as fabrics
 from trnsim.collectives.algorithms import hierarchical, mesh, rdh, ring
+from trnsim.collectives.choose import Policy, plan
 from trnsim.collectives.costs import Memory, Overheads
 from trnsim.collectives.fabric import Fabric
 from trnsim.collectives.price import Pricer
@@ -83,6 +84,30 @@ def test_a_hierarchy(kind, steps, count, slow, with_memory: bool, servers: int) 
     overheads = Overheads(
         start_ps=5, step_ps=1000, handshake_ps=70, memory=memory, reduce_fraction=0.7
     )
+    quick, slow_way = both(schedule, fabric, [list(range(n))], what, overheads)
+    assert quick == slow_way
+
+
+NAMES = ["policy", "hierarchical:kangaring+ring", "hierarchical:kangaring+rdh"]
+NAMES += ["hierarchical:ring+rdh", "hierarchical:rdh+ring", "ring", "rdh", "kangaring"]
+
+
+@given(
+    st.sampled_from(NAMES),
+    st.sampled_from(["all_reduce", "all_gather", "reduce_scatter"]),
+    st.sampled_from([2**24, 2**20, 12345, 7]),
+    st.one_of(st.none(), st.integers(0, 200)),
+    st.booleans(),
+    st.sampled_from([2, 3, 4, 8]),
+    st.sampled_from([1, 3]),
+)
+@settings(max_examples=120, deadline=None)
+def test_algorithms_with_lanes(name, kind, count, slow, memory, servers: int, stages: int) -> None:
+    fabric = degraded(tori(servers), slow)
+    n = fabric.ranks
+    what = Collective(kind, n, count, reduction="add" if kind in REDUCING else None)
+    schedule = plan(what, [range(n)], fabric, name, policy=Policy(stages=stages)).schedule
+    overheads = Overheads(step_ps=1000, memory=memory_of(fabric) if memory else None)
     quick, slow_way = both(schedule, fabric, [list(range(n))], what, overheads)
     assert quick == slow_way
 

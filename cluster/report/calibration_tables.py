@@ -14,10 +14,8 @@ from trnsim.device.units import format_bytes, format_time
 from ..calibrate import Calibration, SeriesError
 from ..measured import Series
 
-SERIES = (
-    "series", "what", "GB/s", "modelled", "error", "left out", "worst point", "left out",
-)  # fmt: skip
-POINTS = ("series", "size", "measured", "modelled", "error", "left out")
+SERIES = ("series", "what", "GB/s", "model", "error", "left out", "point", "left out")
+POINTS = ("series", "size", "measured", "model", "error", "left out")
 CONSTANTS = ("number", "chips", "value", "meaning", "determined by")
 
 
@@ -38,9 +36,8 @@ def _without(column: int, rows: Iterable[tuple[str, ...]]) -> list[tuple[str, ..
 
 NOTE = (
     "GB/s: 1e9 bytes/s by the slope, least squares of time over bytes; error: of the modelled time "
-    "per byte. "
-    "left out: fitted without that series. Points have errors only where they are more than "
-    "the overhead of the tool."
+    "per byte. left out: fitted without that series. point: the worst one; points have errors only "
+    "where they are more than the overhead of the tool."
 )
 
 
@@ -151,12 +148,12 @@ def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> T
     )
     for head in heads:
         left = head in ("series", "what", "number", "chips", "meaning", "determined by")
-        wraps = head in ("what", "chips", "meaning", "determined by", "left out", "worst point")
+        wraps = head in ("what", "chips", "meaning", "determined by", "left out")
         table.add_column(
             head,
             justify="left" if left else "right",
             no_wrap=not wraps,
-            min_width=24 if head == "what" else None,
+            min_width=20 if head == "what" else None,
         )
     for row in rows:
         table.add_row(*row)
