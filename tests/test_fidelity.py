@@ -99,8 +99,9 @@ def test_tiles_of_any_matmul_fit_sbuf(name, dtype):
     chip = load_chip(name)
     for m, k, n in [(7, 8192, 512), (128, 5000, 2048), (1, 9000, 300), (1100, 4096, 3072)]:
         kernel = _matmul(m, k, n, dtype)
-        assert kernel.working_bytes() <= chip.sbuf_partition_bytes
-        assert kernel.cost(chip, kernel.part(0, 1)).flops == 2 * m * k * n
+        cost = kernel.cost(chip, kernel.part(0, 1))
+        assert 0 < cost.sbuf_bytes <= chip.sbuf_partition_bytes
+        assert cost.flops == 2 * m * k * n
 
 
 def test_a_large_matmul_is_bound_by_the_tensor_engine():
@@ -168,23 +169,3 @@ def test_tiles_of_a_gather_do_not_lie_over_what_stays_in_sbuf():
     found, times = program.run()
     assert_close(found, program.expected(), 1e-5)
     assert times == pytest.approx(program.cost(), rel=TIME_TOLERANCE)
-
-
-@pytest.mark.parametrize("dtype", [jnp.int8, jnp.float32])
-@pytest.mark.parametrize(
-    "function",
-    [
-        *(lambda x, f=f, a=a: f(x, a) for f in (jnp.sum, jnp.max) for a in (0, 1, 2, (0, 2))),
-        lambda x: jnp.pad(x, ((1, 0), (0, 2), (0, 0)), constant_values=1),
-        lambda x: jax.lax.dynamic_update_slice(x, jnp.ones((1, 2, 3), x.dtype), (0, 1, 0)),
-        lambda x: x[jnp.array([2, 0, 1, 1])],
-        lambda x: jnp.zeros_like(x).at[jnp.array([2, 0])].set(x[:2]),
-    ],
-)
-@pytest.mark.parametrize("shape", [(3, 10, 5000), (300, 3, 70)])
-def test_tiles_take_no_more_than_is_planned_for_them(function, dtype, shape):
-    for kernel in Fused(function, jnp.zeros(shape, dtype)).kernels:
-        for cores in (1, 2):
-            core = Core(CHIP, data=False)
-            kernel.run(core, {}, kernel.part(0, cores))
-            assert core.sbuf.peak <= kernel.working_bytes()

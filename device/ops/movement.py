@@ -16,11 +16,6 @@ from .single import RowSplitKernel, SingleKernel
 class MovementKernel(RowSplitKernel):
     """Base: `pieces` says which boxes of the result come from where."""
 
-    def working_bytes(self) -> int:
-        from .movement_nest import partition_bytes
-
-        return partition_bytes(self)
-
     def nest(self, context: Any) -> Any:
         from .movement_nest import nest
 
@@ -232,11 +227,6 @@ class ScatterKernel(SingleKernel):
     """
 
     in_place: bool = False
-
-    def working_bytes(self) -> int:
-        from .movement_nest import partition_bytes
-
-        return partition_bytes(self)
 
     def nest(self, context: Any) -> Any:
         from .movement_nest import scatter_nest

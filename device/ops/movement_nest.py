@@ -20,7 +20,7 @@ from .movement import (
     ViewKernel,
     clip,
 )
-from .nest import ROTATION, Context, Loop, itemsize, once, strided, tiles
+from .nest import Context, Loop, itemsize, once, strided, tiles
 from .single import SingleKernel
 
 FILL_COLUMNS = 1024
@@ -52,32 +52,6 @@ def nest(kernel: MovementKernel, context: Context) -> Loop:
         return once(list(_assembly_steps(kernel, context)))
     assert isinstance(kernel, GatherKernel)
     return gather_nest(kernel, context)
-
-
-def partition_bytes(kernel: SingleKernel) -> int:
-    """Bytes per partition that the tiles of a movement kernel take."""
-    size = itemsize(kernel.result_type.dtype)
-    fill, constants = FILL_COLUMNS * size, kernel.constants
-    match kernel:
-        case GatherKernel():
-            return _row_bytes(rows_of_gather(kernel), size)
-        case ScatterKernel():
-            filled = not kernel.in_place and kernel.operation.operands[0] in constants
-            return fill * filled + _row_bytes(rows_of_scatter(kernel), size)
-        case AssemblyKernel():
-            filled = kernel.background() is not None
-            filled += sum(kernel.operation.operands[i] in constants for i, _, _ in kernel.pieces())
-            return filled * (fill + 4)  # and the value itself
-    return 0
-
-
-def _row_bytes(rows: "Rows | None", size: int) -> int:
-    return 0 if rows is None else ROTATION * -(-_strip(rows, size) * size // 4) * 4
-
-
-def _strip(rows: "Rows", size: int) -> int:
-    """Elements of a row that are moved at a time."""
-    return min(rows.width, ROW_BYTES // size)
 
 
 # ---- views -----------------------------------------------------------------------------------
@@ -410,7 +384,7 @@ def _by_rows(
     table_value = kernel.sources[0] if gather else kernel.targets[0]
     dense_value = kernel.targets[0] if gather else kernel.sources[2]
     dtype = kernel.result_type.dtype
-    width = _strip(rows, itemsize(dtype))
+    width = min(rows.width, ROW_BYTES // itemsize(dtype))
     buffers = context.rotating(width, dtype, "rows")
     index = context.table(numbers, "row numbers")
     pieces = tiles(first, last, 128)

@@ -155,8 +155,8 @@ def _jump(core: Core, loop: Loop, marks: list[Any], ends: list[int], left: int) 
 class Context:
     """A core, the operands, and the tiles that a nest allocates on the core.
 
-    Tiles lie in the first `working_bytes` of each partition: the plan puts what stays in SBUF
-    between kernels above them.
+    Tiles lie in the first `peak` bytes of each partition; the plan puts what stays in SBUF between
+    kernels above them.
     """
 
     core: Core
@@ -168,6 +168,7 @@ class Context:
     _values: dict[int, Tensor] = field(default_factory=dict)
     _held: list[tuple[Any, Tensor]] = field(default_factory=list)
     _next: int = 0
+    peak: int = 0
 
     @property
     def chip(self) -> Chip:
@@ -178,14 +179,16 @@ class Context:
         """[128, free...] in SBUF until the kernel ends."""
         shape = (128, *(free if isinstance(free, tuple) else (free,)))
         tensor = self._hold(self.core.sbuf, shape, dtype, name)
-        end = tensor.address + tensor.footprint
-        if end > self._room:
-            raise AssertionError(f"{self.kernel.name}: {name} ends at {end}, not in {self._room} B")
+        self.peak = max(self.peak, tensor.address + tensor.footprint)
+        if self.peak > self._floor:
+            raise AssertionError(f"{self.kernel.name}: {name} lies over what stays in SBUF")
         return tensor
 
     @cached_property
-    def _room(self) -> int:
-        return self.kernel.working_bytes()
+    def _floor(self) -> int:
+        """The lowest byte of what stays in SBUF."""
+        held = _residents.get(self.core, {}).values()
+        return min((tensor.address for tensor, _ in held), default=self.chip.sbuf_partition_bytes)
 
     def rotating(self, free: int | tuple[int, ...], dtype: str, name: str = "tile") -> list[Tensor]:
         """One tile for each set that iterations take in turn."""
@@ -299,6 +302,7 @@ def _play(
         instructions=core.instructions - count,
         hbm_bytes=core.hbm_bytes - traffic,
         flops=core.flops - flops,
+        sbuf_bytes=context.peak,
     )
 
 

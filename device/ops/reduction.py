@@ -92,11 +92,6 @@ class ReductionKernel(SingleKernel):
         first, last = self.writes(part)[self.targets[0]]
         out[first:last] = arithmetic.convert(result, kind).reshape(-1)
 
-    def working_bytes(self) -> int:
-        from .reduction_nest import partition_bytes
-
-        return partition_bytes(self)
-
     def nest(self, context: Any) -> Any:
         from .reduction_nest import nest
 

@@ -17,7 +17,7 @@ from ..isa.tensor import Matmul
 from ..isa.vector import Copy, Memset, TensorReduce, TensorScalar, TensorTensor
 from ..memory import Tensor, View
 from .axes import copies, runs
-from .nest import ROTATION, Context, Loop, itemsize, once, tiles
+from .nest import Context, Loop, itemsize, once, tiles
 from .reduction import ReductionKernel
 
 COLUMNS = 2048
@@ -36,30 +36,6 @@ def nest(kernel: ReductionKernel, context: Context) -> Loop:
     if not kernel.groups or kernel.groups[-1][1]:
         return once(lowering.inner())
     return once(lowering.leading())
-
-
-def partition_bytes(kernel: ReductionKernel) -> int:
-    """Bytes per partition that the tiles take at most, however the columns are shared out."""
-    data, out = itemsize(kernel.operand_type(0).dtype), itemsize(kernel.result_type.dtype)
-    floats = is_float(kernel.operand_type(0).dtype)
-    wide = 4 if floats else data
-    groups = kernel.groups
-    gone = math.prod(extent for extent, reduced in groups if reduced)
-    if not groups or groups[-1][1]:
-        return _tiles(min(gone, FREE) * data, wide, wide, out)
-    columns = groups[-1][0]
-    width = min(columns, COLUMNS)
-    stacked = min(FREE, width * max(1, min(8, -(-gone // 128))))
-    totals = (data,) if kernel.reduction == "add" and floats and data > 1 else (width * wide,) * 2
-    few = min(COLUMNS // 2, -(-columns // 128))
-    return max(
-        _tiles(stacked * data, width * out, *totals),
-        _tiles(few * data, few * wide, few * out),
-    )
-
-
-def _tiles(*sizes: int) -> int:
-    return ROTATION * sum(-(-size // 4) * 4 for size in sizes)
 
 
 class _Lowering:
