@@ -342,7 +342,7 @@ def test_resident_values_never_overlap_and_leave_room_for_tiles(cores):
                 held[value] = (address, address + layout.partition_bytes)
             spans = sorted(held.values())
             assert all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False))
-            assert not spans or item.working_bytes() <= spans[0][0]
+            assert not spans or item.cost(CHIP, part, residency).sbuf_bytes <= spans[0][0]
             assert not spans or spans[-1][1] <= CHIP.sbuf_partition_bytes
             for value in residency.freed:
                 del held[value]

@@ -94,7 +94,7 @@ def _sbuf_peak(program: RankProgram, core: int) -> int:
             for value in residency.kept:
                 layout = kernel.layout(value, step.parts[core])
                 held[value] = layout.partition_bytes if layout else 0
-            peak = max(peak, kernel.working_bytes() + sum(held.values()))
+            peak = max(peak, step.costs[core].sbuf_bytes + sum(held.values()))
             for value in residency.freed:
                 held.pop(value, None)
     return peak

@@ -69,7 +69,8 @@ class Cost:
     """Modelled time of one kernel on one core.
 
     `duration` and the engines' `busy` are picoseconds; `hbm_bytes` is the traffic of the DMA
-    engines with HBM; `flops` counts multiplications and additions of the tensor engine.
+    engines with HBM; `flops` counts multiplications and additions of the tensor engine;
+    `sbuf_bytes` are the bytes at the start of each partition in which its tiles lie.
     """
 
     duration: int
@@ -77,6 +78,7 @@ class Cost:
     instructions: int = 0
     hbm_bytes: int = 0
     flops: int = 0
+    sbuf_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +155,6 @@ class Kernel:
     def layout(self, value: int, part: Part) -> Layout | None:
         """How this kernel would read or write `value` in SBUF; None if it cannot be resident."""
         return None
-
-    def working_bytes(self) -> int:
-        """Bytes per partition that the kernel's own tiles take."""
-        return 0
 
     def nest(self, context: "Context") -> "Loop":
         """The kernel's loop nest of instructions for the context's part."""

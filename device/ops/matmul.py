@@ -163,14 +163,6 @@ class MatmulKernel(Kernel):
     def _row_range(self, batch: slice, rows: slice) -> tuple[int, int]:
         return batch.start * self.m + rows.start, (batch.stop - 1) * self.m + rows.stop
 
-    def working_bytes(self) -> int:
-        from . import matmul_batched
-        from .matmul_nest import Tiling
-
-        if matmul_batched.is_batched(self):
-            return matmul_batched.partition_bytes(self)
-        return Tiling.of(self).partition_bytes
-
     def nest(self, context: Any) -> Any:
         from .matmul_nest import nest
 

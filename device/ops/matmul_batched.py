@@ -65,11 +65,6 @@ def group_size(kernel: MatmulKernel) -> int:
     return max(d for d in range(1, size + 1) if innermost % d == 0)
 
 
-def partition_bytes(kernel: MatmulKernel) -> int:
-    """Bytes per partition that the kernel's tiles take."""
-    return 2 * group_size(kernel) * _element_bytes(kernel)
-
-
 def nest(kernel: MatmulKernel, context: Context) -> Loop:
     """The loop over groups of batch elements."""
     return once(_Lowering(kernel, context).steps())

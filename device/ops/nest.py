@@ -8,7 +8,7 @@ inside out. A loop that never becomes periodic is extrapolated from its last ite
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -153,7 +153,11 @@ def _jump(core: Core, loop: Loop, marks: list[Any], ends: list[int], left: int) 
 
 @dataclass
 class Context:
-    """A core, the operands, and the tiles that a nest allocates on the core."""
+    """A core, the operands, and the tiles that a nest allocates on the core.
+
+    Tiles lie in the first `peak` bytes of each partition; the plan puts what stays in SBUF between
+    kernels above them.
+    """
 
     core: Core
     kernel: Kernel
@@ -164,6 +168,7 @@ class Context:
     _values: dict[int, Tensor] = field(default_factory=dict)
     _held: list[tuple[Any, Tensor]] = field(default_factory=list)
     _next: int = 0
+    peak: int = 0
 
     @property
     def chip(self) -> Chip:
@@ -173,7 +178,17 @@ class Context:
     def tile(self, free: int | tuple[int, ...], dtype: str, name: str = "tile") -> Tensor:
         """[128, free...] in SBUF until the kernel ends."""
         shape = (128, *(free if isinstance(free, tuple) else (free,)))
-        return self._hold(self.core.sbuf, shape, dtype, name)
+        tensor = self._hold(self.core.sbuf, shape, dtype, name)
+        self.peak = max(self.peak, tensor.address + tensor.footprint)
+        if self.peak > self._floor:
+            raise AssertionError(f"{self.kernel.name}: {name} lies over what stays in SBUF")
+        return tensor
+
+    @cached_property
+    def _floor(self) -> int:
+        """The lowest byte of what stays in SBUF."""
+        held = _residents.get(self.core, {}).values()
+        return min((tensor.address for tensor, _ in held), default=self.chip.sbuf_partition_bytes)
 
     def rotating(self, free: int | tuple[int, ...], dtype: str, name: str = "tile") -> list[Tensor]:
         """One tile for each set that iterations take in turn."""
@@ -287,6 +302,7 @@ def _play(
         instructions=core.instructions - count,
         hbm_bytes=core.hbm_bytes - traffic,
         flops=core.flops - flops,
+        sbuf_bytes=context.peak,
     )
 
 

@@ -98,7 +98,7 @@ def _room(sequence: Sequence[Placed | Operation], core: int, chip: Chip) -> list
             room.append(chip.sbuf_partition_bytes if item.name in CONTROL_FLOW else 0)
         else:
             kernel, parts = item
-            room.append(0 if parts[core].empty else kernel.working_bytes())
+            room.append(kernel.cost(chip, parts[core]).sbuf_bytes)
     return room
 
 

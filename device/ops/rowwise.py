@@ -132,11 +132,6 @@ class RowwiseKernel(Kernel):
             return None
         return Layout(self.rows, self.columns, part.start, part.stop, self.types[value].dtype)
 
-    def working_bytes(self) -> int:
-        from .rowwise_plan import plan
-
-        return 0 if self.fallback else plan(self).partition_bytes
-
     def nest(self, context: Any) -> Any:
         from . import host_nest, rowwise_nest
 

@@ -40,8 +40,6 @@ class Plan:
     slot: dict[int, tuple[str, str, int]]
     slots: tuple[tuple[str, str, int], ...]
     columns: int
-    fixed_bytes: int
-    accumulators: int
     periods: dict[int, int]
 
     @property
@@ -56,11 +54,6 @@ class Plan:
     def turns(self) -> int:
         """Sets of tiles that iterations take in turn."""
         return TURNS if TURNS * self.set_bytes <= TURNS_BYTES else 2
-
-    @property
-    def partition_bytes(self) -> int:
-        """Bytes per partition that the kernel's tiles take."""
-        return self.turns * self.set_bytes + self.fixed_bytes + 8 * self.accumulators + 1024
 
 
 def plan(kernel: RowwiseKernel) -> Plan:
@@ -169,8 +162,7 @@ def _make_plan(kernel: RowwiseKernel) -> Plan:
     if not kernel.resident:
         columns = min(columns, COLUMNS, max(64, SET_BYTES // max(width, 1)))
         columns = -(-kernel.columns // -(-kernel.columns // columns))
-    reductions = sum(o.name == "reduce" for o in kernel.operations)
-    return Plan(operations, kinds, root, slot, slots, columns, fixed, reductions, periods)
+    return Plan(operations, kinds, root, slot, slots, columns, periods)
 
 
 def _fixed_bytes(

@@ -40,11 +40,6 @@ class LaneKernel(SingleKernel):
         """What the engines have to do."""
         return WORK[self.name](self, chip)
 
-    def working_bytes(self) -> int:
-        from .vectorial_nest import TILE_BYTES
-
-        return 4 * TILE_BYTES
-
     def nest(self, context: Any) -> Any:
         from .vectorial_nest import nest
 
