@@ -13,7 +13,7 @@ from rich.console import Console
 from trnsim.device.chip import load_chip
 from trnsim.device.errors import BadFile, BadInput, TrnsimError
 
-from . import cli_calibrate, cli_collective, wire
+from . import cli_astra, cli_calibrate, cli_collective, wire
 from .instances import load_instance
 from .mesh import parse_mesh
 from .report import tables
@@ -137,6 +137,7 @@ def topology(instance: str, lnc: int | None, nodes: int, as_json: bool) -> None:
         _console().print(tables.topology_view(found, nodes=nodes, lnc=lnc))
 
 
+cli.add_command(cli_astra.astra)
 cli.add_command(cli_calibrate.calibrate)
 cli.add_command(cli_collective.collective)
 cli.add_command(cli_collective.compare)

@@ -78,7 +78,7 @@ sim.json: simulated, all_reduce, trn1.2xlarge at LNC=1, N=2; GB/s is 1e9
 def test_an_older_release_prints_gib_as_gb(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """33,554,432 B in 768 us is 43.69 GB/s = 40.69 GiB/s."""
+    """U19: 33,554,432 B in 768 us is 43.69 GB/s = 40.69 GiB/s."""
     Path("real.txt").write_text(OLD_TABLE)
     rows = [(33554432, "uint8", 691.2), (33554432, "bf16", 1.0)]
     Path("sim.json").write_text(json.dumps(simulated(rows, 1.0)))
