@@ -1,11 +1,13 @@
 """The command line. Bad input ends as one line on standard error and exit code 2."""
 
 import json
+import math
 import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -160,9 +162,21 @@ def _console() -> Console:
 
 def _print_record(record: RunRecord, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(asdict(record), indent=2))
+        click.echo(json.dumps(_finite(asdict(record)), indent=2, allow_nan=False))
     else:
         print_summary(record, _console())
+
+
+def _finite(value: Any) -> Any:
+    """Plain data with null for NaN and infinities, which JSON does not have."""
+    match value:
+        case dict():
+            return {key: _finite(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_finite(item) for item in value]
+        case float() if not math.isfinite(value):
+            return None
+    return value
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """The data plane of one physical core: a `RankProgram` on real arrays in the rank's HBM.
 
-`run_core` is a pure generator: it computes, and yields what it needs from others (a meeting of the
+`execute` is a pure generator: it computes, and yields what it needs from others (a meeting of the
 pair, an exchange with other ranks). A runtime answers; it may run all cores in one process or each
 in its own actor, with the same bytes.
 """
@@ -70,7 +70,11 @@ class Loaded:
 
 
 def execute(seat: Seat, call: str, argument: StepCall) -> Execution:
-    """The `Execute` of the runtimes: `step` is the only call."""
+    """The `Execute` of the runtimes: `step` is the only call.
+
+    Places the arguments, runs the program, reads the results, and puts the training state
+    (`program.commit`) back in its arguments for the next step.
+    """
     if call != "step":
         raise ValueError(f"unknown call {call}")
     loaded: Loaded = seat.loaded["program"]
@@ -83,11 +87,13 @@ def execute(seat: Seat, call: str, argument: StepCall) -> Execution:
         place(seat.arena, program, argument.place)
         place(seat.arena, program, program.constants)
     yield Barrier()
-    report = yield from run_core(
-        program, address.rank, address.core, seat.arena, seat.state["device"]
-    )
+    run = _CoreRun(program, address.rank, address.core, seat.arena, seat.state["device"])
+    yield from run.block(program.steps)
+    yield Barrier()
     values = {v: _read(seat.arena, program, v) for v in argument.read} if first else {}
-    return StepReply(values, report)
+    if first:
+        run.commit()  # after reading: a result may be an argument's old value
+    return StepReply(values, CoreReport(run.decisions, run.kernels))
 
 
 def _read(arena: Arena, program: RankProgram, value: int) -> np.ndarray:
@@ -95,24 +101,9 @@ def _read(arena: Arena, program: RankProgram, value: int) -> np.ndarray:
     return arena.array(buffer.offsets[0], buffer.type.shape, buffer.type.numpy).copy()
 
 
-def run_core(
-    program: RankProgram, rank: int, core: int, arena: Arena, device: Core | None
-) -> Generator[Request, None, CoreReport]:
-    """Runs one step of `program` as physical core `core` of `rank` on the rank's `arena`.
-
-    Arguments must be in their buffers; results are in theirs afterwards, and the training state
-    (`program.commit`) back in its arguments. `device` is the simulated core at instruction
-    fidelity, None at operator fidelity.
-    """
-    run = _CoreRun(program, rank, core, arena, device)
-    yield from run.block(program.steps)
-    yield Barrier()
-    if core == 0:
-        run.commit()
-    return CoreReport(run.decisions, run.kernels)
-
-
 class _CoreRun:
+    """One step on one physical core; `device` simulates it at instruction fidelity, or is None."""
+
     def __init__(
         self, program: RankProgram, rank: int, core: int, arena: Arena, device: Core | None
     ) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from trnsim.device.dtypes import is_float
-from trnsim.device.errors import Unsupported
-from trnsim.device.ops.evaluate import evaluate
+from trnsim.device.errors import BadInput, Unsupported
+from trnsim.device.ops.evaluate import CONTROL_FLOW, evaluate
 from trnsim.device.ops.ir import Block, Module, Operation
 
 from .program import Decisions
@@ -29,13 +29,23 @@ def fold(module: Module, ranks: int, stated: Mapping[str, int] | None = None) ->
     """The decisions of every rank (one shared dict where the rank does not matter).
 
     `stated` maps a source line (`file.py:12`) to the trips of its loop or the branch it takes.
-    Raises Unsupported with the source line where a predicate stays unknown.
+    Raises Unsupported with the source line where a predicate stays unknown, BadInput for a stated
+    line without a loop or branch.
     """
     stated = stated or {}
+    _check_lines(module, stated)
     try:
         return [_Folder(module, None, stated).run()] * ranks
     except _NeedsRank:
         return [_Folder(module, rank, stated).run() for rank in range(ranks)]
+
+
+def _check_lines(module: Module, stated: Mapping[str, int]) -> None:
+    control = (o for o in module.body.walk() if o.name in CONTROL_FLOW)
+    lines = sorted({operation.location for operation in control})
+    for line in stated:
+        if line not in lines:
+            raise BadInput("--assume", line, lines or "nothing: no loop or branch in the step")
 
 
 class _NeedsRank(Exception):

@@ -1,5 +1,6 @@
 """`trnsim train`: a training file on simulated NeuronCores, from the file to the record."""
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -8,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from trnsim.device.errors import BadInput
+from trnsim.device.errors import BadInput, TrnsimError
 
 from . import wire
 from .calls import check_algorithm
@@ -59,6 +60,9 @@ def train(asked: TrainOptions, progress: Progress = lambda text: None) -> RunRec
     if asked.steps < 1:
         raise BadInput("steps", asked.steps, "1 or more", 1)
     check_algorithm(asked.algorithm)
+    _check_out(asked.out)
+    if asked.stated and not asked.time_only:
+        raise BadInput("--assume", next(iter(asked.stated)), "only with --time-only")
     machine = Machine.of(asked.instance, asked.nodes, asked.lnc, asked.mesh, asked.overlay)
     spent: dict[str, float] = {}
     with _timed(spent, "JAX and XLA"):
@@ -155,7 +159,17 @@ def _files(out: Path) -> dict[str, str]:
     }
 
 
+def _check_out(out: Path) -> None:
+    """Raises BadInput if the folder cannot be made or written: before the run, not after it."""
+    there = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise BadInput("--out", out, f"a folder that can be written ({there} cannot)")
+
+
 def _write(out: Path, record: RunRecord, last: StepTime) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    write_trace(out / "trace.json", last.events)
-    wire.write(out / "run.msgpack", record)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_trace(out / "trace.json", last.events)
+        wire.write(out / "run.msgpack", record)
+    except OSError as error:
+        raise TrnsimError(f"--out {out}: cannot be written: {error.strerror}") from error

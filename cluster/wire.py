@@ -258,9 +258,9 @@ def decode(data: bytes, source: str = "message") -> Any:
     Raises BadFile for foreign, truncated, damaged bytes, another version, and changed classes.
     """
     header, start = _header(data, source)
-    body = _body(data, header, start, source)
-    reader = _Reader(source, _resolve(header["schema"], source))
     try:
+        body = _body(data, header, start, source)
+        reader = _Reader(source, _resolve(header["schema"], source))
         return reader.value(msgpack.unpackb(body, raw=False))
     except BadFile:
         raise

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from trnsim.cluster.fold import fold
-from trnsim.device.errors import Unsupported
+from trnsim.device.errors import BadInput, Unsupported
 from trnsim.device.ops.ir import Block, Module, Operation, TensorType
 
 I32, PRED, F32 = TensorType((), "i32"), TensorType((), "i1"), TensorType((), "f32")
@@ -60,6 +60,14 @@ def test_an_unknown_predicate_is_refused_with_its_source_line() -> None:
 
 def test_stated_trips_stand_in_for_data() -> None:
     assert fold(data_dependent(), 2, {"user.py:7": 11}) == [{7: [11]}] * 2
+
+
+def test_a_stated_line_without_a_loop_is_refused() -> None:
+    with pytest.raises(BadInput) as error:
+        fold(data_dependent(), 2, {"user.py:8": 11})
+    assert str(error.value) == (
+        "--assume: user.py:8 is not valid; allowed: one of user.py:7; nearest valid: user.py:7"
+    )
 
 
 @pytest.mark.parametrize(("value", "taken"), [(0, 0), (1, 1), (2, 1), (-1, 1)])

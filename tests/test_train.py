@@ -185,6 +185,8 @@ def test_train_prints_a_summary_that_show_prints_again(tmp_path: Path) -> None:
         pytest.param(["--mesh", "dp=two"], "mesh: 'dp=two' is not valid", id="mesh"),
         pytest.param(["--steps", "0"], "steps: 0 is not valid", id="steps"),
         pytest.param(["--runtime", "rey"], "Invalid value for '--runtime'", id="runtime"),
+        pytest.param(["--assume", "gpt.py:3=1"], "--assume: gpt.py:3 is not valid", id="assume"),
+        pytest.param(["--out", "README.md"], "--out: README.md is not valid", id="out"),
         pytest.param(["--set", "widht=3"], "widht", id="option of the file"),
         pytest.param(["--text", "no/such/file"], "no/such/file", id="text"),
         pytest.param(["--algorithm", "tree"], "algorithm: tree is not valid", id="algorithm"),
@@ -197,7 +199,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
     arguments: list[str], message: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    assert message in refusal("train", str(EXAMPLE), "--out", str(out), *arguments)
+    assert message in refusal("train", str(EXAMPLE), f"--out={out}", *arguments)
     assert not out.exists()
 
 
@@ -206,6 +208,23 @@ def test_an_error_in_the_users_file_names_its_line(tmp_path: Path) -> None:
     file.write_text("def training(mesh):\n    return undefined, 1, []\n")
     message = refusal("train", str(file), "--out", str(tmp_path / "out"))
     assert "mine.py:2" in message and "undefined" in message
+
+
+def test_a_loss_may_be_an_old_value_of_the_state(tmp_path: Path) -> None:
+    """And JSON has no NaN: it becomes null."""
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import numpy as np\n"
+        "def training(mesh):\n"
+        "    step = lambda state, batch: ((batch.sum(), state[0]), state[1])\n"
+        "    state = (np.float32(3), np.float32(np.nan))\n"
+        "    return step, state, [np.full(4, i, np.float32) for i in range(4)]\n"
+    )
+    done = trnsim("train", str(file), "--steps", "4", "--out", str(tmp_path / "out"), "--json")
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout, parse_constant=pytest.fail)
+    losses = [(step["loss"], step["reference"]) for step in record["steps"]]
+    assert losses == [(None, None), (3, 3), (0, 0), (4, 4)]
 
 
 def test_a_foreign_record_is_refused(tmp_path: Path) -> None:

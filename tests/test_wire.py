@@ -143,6 +143,15 @@ def test_foreign_bytes_are_refused(data):
         wire.decode(data, "x")
 
 
+@pytest.mark.parametrize("change", [{"schema": None}, {"schema": [1]}, {"length": "5"}])
+def test_a_damaged_header_is_refused(change):
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(wire.encode([1, 2]))
+    header = unpacker.unpack() | change
+    with pytest.raises(BadFile):
+        wire.decode(msgpack.packb(header) + wire.encode([1, 2])[unpacker.tell() :])
+
+
 def test_extra_bytes_are_refused():
     with pytest.raises(BadFile, match=r"^x: too long: 2 of 1 bytes$"):
         wire.decode(wire.encode(None) + b"\0", "x")
