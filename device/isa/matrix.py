@@ -315,6 +315,14 @@ def scale_rows(partitions: int) -> np.ndarray:
     return groups // per * QUADRANT + groups % per
 
 
+def scale_views(scale: View, partitions: int, columns: int) -> tuple[View, ...]:
+    """The part of a scale tensor that belongs to data of that many partitions and columns."""
+    if len(scale.shape) != 2:
+        return (scale,)
+    rows = QUADRANT // MX_GROUP_PARTITIONS
+    return tuple(scale[first : first + rows, :columns] for first in range(0, partitions, QUADRANT))
+
+
 def scaled(view: View, scale: View, element: str) -> np.ndarray:
     """[P, 4, F] float32 values of an MX tensor."""
     values = unpack(view, element)
@@ -369,7 +377,12 @@ class MatmulMx(OnMx):
     tile_position: tuple[int, int] = (0, 0)
 
     def reads(self) -> tuple[View, ...]:
-        found = (self.stationary, self.moving, self.stationary_scale, self.moving_scale)
+        stationary, moving = self.stationary, self.moving
+        found = (
+            stationary, moving,
+            *scale_views(self.stationary_scale, stationary.shape[0], stationary.free),
+            *scale_views(self.moving_scale, moving.shape[0], moving.free),
+        )  # fmt: skip
         return (*found, self.dst) if self.accumulate is True else found
 
     def writes(self) -> tuple[View, ...]:
@@ -434,7 +447,7 @@ class QuantizeMx(OnMx):
         return (self.src,)
 
     def writes(self) -> tuple[View, ...]:
-        return self.dst, self.scale
+        return self.dst, *scale_views(self.scale, self.src.shape[0], self.dst.free)
 
     def check(self, chip: Chip) -> None:
         self.check_generation(chip, 4)

@@ -258,10 +258,10 @@ class NonzeroWithCount(OnGpSimd):
     padding: int = -1
 
     def reads(self) -> tuple[View, ...]:
-        return (self.src,)
+        return tuple(self.src[p : p + 1] for p in range(0, self.src.shape[0], CORE_PARTITIONS))
 
     def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
+        return tuple(self.dst[p : p + 1] for p in range(0, self.dst.shape[0], CORE_PARTITIONS))
 
     def check(self, chip: Chip) -> None:
         self.check_generation(chip, 3)

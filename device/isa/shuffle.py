@@ -27,7 +27,7 @@ class CopyPredicated(Lanes):
     engine = "vector"
 
     def reads(self) -> tuple[View, ...]:
-        return (self.predicate, *views(self.src), self.dst)
+        return (self.predicate, *views(self.src))
 
     def writes(self) -> tuple[View, ...]:
         return (self.dst,)
