@@ -5,6 +5,7 @@ then the next in number runs. The order is the same in every run. Tensors in sha
 same on all cores: the n-th that one core allocates is the n-th of the others.
 """
 
+import math
 import threading
 import time
 import weakref
@@ -20,6 +21,7 @@ from ..errors import BadInput, IllegalInstruction
 from ..memory import Memory, Tensor, View
 from .dtypes import DType
 from .errors import DeadlockError
+from .races import Races
 from .session import Session
 from .tensor import MemoryRegion, Storage
 from .timeline import KernelCore
@@ -28,15 +30,15 @@ from .written import Written
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a kernel is run. `uninitialised`: what a read of memory never written is (error, or
-    report: noted in the result). `deadline` in seconds of this machine's time."""
+    """How a kernel is run. `hazards`: what a read of memory never written, or a race of the cores,
+    is (error, or report: noted in the result). `deadline` in seconds of this machine's time."""
 
     chip: Chip
     cores: int = 1
     grid: bool = False  # launched as kernel[n]: program_ndim is 1
     data: bool = True
     seed: int = 0
-    uninitialised: str = "error"
+    hazards: str = "error"
     deadline: float = 3600.0
 
 
@@ -58,6 +60,8 @@ class Launch:
         ]
         self.deadline_at = time.monotonic() + settings.deadline
         self.findings: dict[str, str] = {}
+        self.input_bytes = 0
+        self.races = Races(self) if settings.cores > 1 else None
         self._shared: list[Storage] = []
         self._written: dict[int, Written] = {}
         self._turns = _Turns(settings.cores)
@@ -97,6 +101,7 @@ class Launch:
             storage = Storage(tensor, MemoryRegion.shared_hbm, line=line)
             self.watch(storage, self.hbm)
             self._shared.append(storage)
+            self._share(tensor)
         storage = self._shared[number]
         found = storage.tensor
         if (found.shape, found.dtype) != (shape or (1,), dtype.device):
@@ -109,16 +114,25 @@ class Launch:
 
     def adopt(self, array: np.ndarray | None, shape: Any, dtype: DType, name: str) -> Storage:
         """An input: a tensor in HBM with the values of a C-contiguous array, all written."""
+        self.input_bytes += math.prod(shape) * dtype.itemsize
         backing = None if array is None else array.view(numpy_dtype(dtype.device))
         tensor = self.hbm.adopt(backing, tuple(shape) or (1,), dtype.device, name)
         storage = Storage(tensor, MemoryRegion.shared_hbm, full=True)
         self.watch(storage, None)
+        self._share(tensor)
         return storage
+
+    def _share(self, tensor: Tensor) -> None:
+        if self.races:
+            self.races.watch(tensor)
 
     def uninitialised(self, view: View, line: str) -> None:
         """A read of memory that was never written. Raises IllegalInstruction or notes it."""
-        message = f"{view} is read and was never written, or only in part"
-        if self.settings.uninitialised == "error":
+        self.hazard(f"{view} is read and was never written, or only in part", line)
+
+    def hazard(self, message: str, line: str) -> None:
+        """Raises IllegalInstruction, or notes the message, as the settings ask."""
+        if self.settings.hazards == "error":
             raise IllegalInstruction(message)
         self.findings.setdefault(line, message)
 
@@ -170,7 +184,9 @@ class Launch:
         """
         if len(self.sessions) == 1:
             raise IllegalInstruction(f"{what} needs a kernel launched on two cores: kernel[2]")
-        return self._turns.meet(session.program, key, offer, what)
+        met = self._turns.meet(session.program, key, offer, what)
+        session.meetings += 1
+        return met
 
 
 class _Turns:

@@ -74,6 +74,7 @@ class Session:
         self.hooks: list[str] = []
         self.random: Any = None  # state of the random instructions
         self.state: dict[str, Any] = {}  # accumulator registers and the like, by owner
+        self.meetings = 0  # with the other core
         self._also: list[View] = []
         self._names: dict[str, int] = {}
         self._shared = 0
@@ -191,7 +192,7 @@ class Session:
             raise IllegalInstruction(f"{tensor} has {view.size} elements; a register takes one")
         if not self.data:
             raise BadInput("register_load", tensor, "a run with data")
-        self._check_written(tensor.storage, view, self.line)
+        self.check_reads((view,), self.line)
         value = view.array.reshape(-1)[0]
         return int(value)
 
@@ -212,7 +213,9 @@ class Session:
         try:
             self._check_clock(line)
             instruction.check(self.chip)
-            self._check_reads(instruction, line)
+            self.check_reads((*instruction.reads(), *self._also), line)
+            if self.launch.races:
+                self.launch.races.note(self, instruction, line)
             if self.core.data:
                 with np.errstate(all="ignore"):
                     instruction.execute()
@@ -242,12 +245,9 @@ class Session:
         if self._count % DEADLINE_EVERY == 0:
             self.check_deadline()
 
-    def _check_reads(self, instruction: Instruction, line: str) -> None:
-        for view in (*instruction.reads(), *self._also):
+    def check_reads(self, views: Sequence[View], line: str) -> None:
+        """Each view has been written; if not, an error or a finding (see Settings.hazards)."""
+        for view in views:
             written = self.launch.written(view)
             if not written.full and not written.covers(view):
                 self.launch.uninitialised(view, line)
-
-    def _check_written(self, storage: Storage, view: View, line: str) -> None:
-        if not storage.written.covers(view):
-            self.launch.uninitialised(view, line)

@@ -59,6 +59,10 @@ class KernelTimeline(Timeline):
         self._note_hbm(reads, writes, seen)
         self._end = max(self._end, seen)
 
+    def take_dma(self, earliest: int, duration: int) -> tuple[int, int]:
+        """(start, end) of `duration` of the DMA engines' idle time, from `earliest` on."""
+        return self._dma.fill(earliest, duration)
+
     def _clock_of(self, view: View):
         return self._clocks.get(view.region) or self._new_clock(view.region)
 
