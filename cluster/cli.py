@@ -13,7 +13,7 @@ from rich.console import Console
 from trnsim.device.chip import load_chip
 from trnsim.device.errors import BadFile, BadInput, TrnsimError
 
-from . import cli_calibrate, cli_collective, wire
+from . import cli_calibrate, cli_collective, cli_kernel, wire
 from .instances import load_instance
 from .mesh import parse_mesh
 from .report import tables
@@ -140,6 +140,7 @@ def topology(instance: str, lnc: int | None, nodes: int, as_json: bool) -> None:
 cli.add_command(cli_calibrate.calibrate)
 cli.add_command(cli_collective.collective)
 cli.add_command(cli_collective.compare)
+cli.add_command(cli_kernel.kernel)
 
 
 def _stated(assume: Sequence[str]) -> dict[str, int]:

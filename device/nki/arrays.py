@@ -1,5 +1,6 @@
 """Arrays in and out of kernels: numpy, and whatever can become it (JAX, torch; neither needed)."""
 
+import importlib
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ def to_numpy(value: Any) -> tuple[np.ndarray, DType]:
 
 def _from_torch(value: Any, kind: str) -> np.ndarray:
     """numpy has no counterpart that torch knows for these: their bits are taken instead."""
-    import torch  # the caller has it
+    torch: Any = importlib.import_module("torch")  # the caller has it
 
     name = {"torch.bfloat16": "bfloat16", "torch.float8_e4m3fn": "float8_e4m3fn",
             "torch.float8_e5m2": "float8_e5m2"}.get(kind)  # fmt: skip
@@ -50,7 +51,7 @@ def like_inputs(output: np.ndarray, inputs: list[Any]) -> Any:
 
 
 def _to_torch(array: np.ndarray) -> Any:
-    import torch  # the caller has it
+    torch: Any = importlib.import_module("torch")  # the caller has it
 
     kinds = {"bfloat16": torch.bfloat16, "float8_e4m3fn": torch.float8_e4m3fn,
              "float8_e5m2": torch.float8_e5m2}  # fmt: skip

@@ -10,7 +10,7 @@ class _Record(type):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         init = cls.__init__
         if "__dataclass_fields__" in vars(cls) and init.__code__.co_filename == "<string>":
-            instance = object.__new__(cls)
+            instance: Any = object.__new__(cls)
             NKIObject.__init__(instance, *args, **kwargs)
             return instance
         return super().__call__(*args, **kwargs)
