@@ -148,13 +148,13 @@ def picked_rows(table: View, index: View, rows: int) -> tuple[View, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DmaGather(Indirect):
-    """dst[i] = table[index[i]] for `rows` rows; with `skip` rows out of bounds leave dst as it is.
+    """dst[i] = whole[index[i]] for `rows` rows; with `skip` rows out of bounds leave dst as it is.
 
     `axes` other than () transpose what is gathered (dma_transpose with an indirect source).
     """
 
     dst: View
-    table: View
+    whole: View
     index: View
     rows: int
     skip: bool = False
@@ -163,10 +163,10 @@ class DmaGather(Indirect):
     queue: str = ""
 
     def reads(self) -> tuple[View, ...]:
-        return self.table, self.index
+        return self.whole, self.index
 
     def used(self) -> tuple[View, ...]:
-        return picked_rows(self.table, self.index, self.rows)
+        return picked_rows(self.whole, self.index, self.rows)
 
     def writes(self) -> tuple[View, ...]:
         return (self.dst,)
@@ -178,13 +178,13 @@ class DmaGather(Indirect):
 
     def check(self, chip: Chip) -> None:
         self.check_space("dst", self.dst)
-        self.check_index(self.table, self.rows, self.index)
-        count = self.rows * int(np.prod(self.table.shape[1:]))
+        self.check_index(self.whole, self.rows, self.index)
+        count = self.rows * int(np.prod(self.whole.shape[1:]))
         if count != self.dst.size:
             raise self.illegal(
                 f"src picks {count} elements and dst has {self.dst.size}; they must be equal"
             )
-        self.check_mode(chip, self.mode, "", self.table.dtype != self.dst.dtype)
+        self.check_mode(chip, self.mode, "", self.whole.dtype != self.dst.dtype)
         if self.mode == "hwdge":
             raise self.illegal("a vector offset needs dge_mode swdge or unknown, not hwdge")
         if self.axes:
@@ -193,14 +193,14 @@ class DmaGather(Indirect):
     def _check_transpose(self, chip: Chip) -> None:
         if chip.generation < 3:
             raise self.illegal(f"an indirect transpose needs NeuronCore-v3, not {chip.name}")
-        if ITEMSIZE[self.table.dtype] != 2 or self.table.dtype != self.dst.dtype:
+        if ITEMSIZE[self.whole.dtype] != 2 or self.whole.dtype != self.dst.dtype:
             raise self.illegal(
-                f"src is {self.table.dtype} and dst {self.dst.dtype}; one dtype of 2 bytes"
+                f"src is {self.whole.dtype} and dst {self.dst.dtype}; one dtype of 2 bytes"
             )
         if self.rows % 16:
             raise self.illegal(f"src has {self.rows} rows; a multiple of 16 is needed")
-        if self.table.shape[-1] > 128:
-            raise self.illegal(f"src has {self.table.shape[-1]} as its last axis; limit: 128")
+        if self.whole.shape[-1] > 128:
+            raise self.illegal(f"src has {self.whole.shape[-1]} as its last axis; limit: 128")
         lanes = self.index.shape[0]
         if lanes % 16 or not 16 <= lanes <= 128 or (self.index.free > 1 and lanes != 128):
             raise self.illegal(
@@ -210,10 +210,10 @@ class DmaGather(Indirect):
 
     def duration(self, chip: Chip) -> int:
         fraction = chip.dma_transpose_fraction if self.axes else 1.0
-        return transfer_duration(chip, self.dst, self.table, fraction)
+        return transfer_duration(chip, self.dst, self.whole, fraction)
 
     def execute(self) -> None:
-        table, dst = self.table.array, self.dst.array
+        table, dst = self.whole.array, self.dst.array
         numbers, legal = self.positions(self.index, self.rows, len(table), self.skip)
         if self.axes:
             self._transposed(table, numbers, legal)
@@ -242,9 +242,9 @@ class DmaGather(Indirect):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DmaScatter(Indirect):
-    """table[index[i]] = src[i] for `rows` rows, or += with `accumulate`; `skip` as in DmaGather."""
+    """whole[index[i]] = src[i] for `rows` rows, or += with `accumulate`; `skip` as in DmaGather."""
 
-    table: View
+    whole: View
     src: View
     index: View
     rows: int
@@ -257,7 +257,7 @@ class DmaScatter(Indirect):
         return self.src, self.index
 
     def writes(self) -> tuple[View, ...]:
-        return (self.table,)
+        return (self.whole,)
 
     @property
     def hbm_bytes(self) -> int:  # type: ignore[override]
@@ -266,23 +266,23 @@ class DmaScatter(Indirect):
 
     def check(self, chip: Chip) -> None:
         self.check_space("src", self.src)
-        self.check_index(self.table, self.rows, self.index)
-        count = self.rows * int(np.prod(self.table.shape[1:]))
+        self.check_index(self.whole, self.rows, self.index)
+        count = self.rows * int(np.prod(self.whole.shape[1:]))
         if count != self.src.size:
             raise self.illegal(
                 f"dst picks {count} elements and src has {self.src.size}; they must be equal"
             )
-        self.check_mode(chip, self.mode, "", self.table.dtype != self.src.dtype)
+        self.check_mode(chip, self.mode, "", self.whole.dtype != self.src.dtype)
         if self.mode == "hwdge":
             raise self.illegal("a vector offset needs dge_mode swdge or unknown, not hwdge")
 
     def duration(self, chip: Chip) -> int:
-        computes = self.accumulate or self.table.dtype != self.src.dtype
+        computes = self.accumulate or self.whole.dtype != self.src.dtype
         fraction = chip.dma_compute_fraction if computes else 1.0
-        return transfer_duration(chip, self.src, self.table, fraction)
+        return transfer_duration(chip, self.src, self.whole, fraction)
 
     def execute(self) -> None:
-        table = self.table.array
+        table = self.whole.array
         numbers, legal = self.positions(self.index, self.rows, len(table), self.skip)
         src = self.src.array.reshape(self.rows, *table.shape[1:])
         if not self.accumulate:
@@ -295,20 +295,20 @@ class DmaScatter(Indirect):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DmaGatherAdd(Indirect):
-    """dst[i] += table[index[i]] for `rows` rows, in float32 (dma_compute of an indirect source)."""
+    """dst[i] += whole[index[i]] for `rows` rows, in float32 (dma_compute of an indirect source)."""
 
     dst: View
-    table: View
+    whole: View
     index: View
     rows: int
     skip: bool = False
     queue: str = ""
 
     def reads(self) -> tuple[View, ...]:
-        return self.table, self.index, self.dst
+        return self.whole, self.index, self.dst
 
     def used(self) -> tuple[View, ...]:
-        return (self.dst, *picked_rows(self.table, self.index, self.rows))
+        return (self.dst, *picked_rows(self.whole, self.index, self.rows))
 
     def writes(self) -> tuple[View, ...]:
         return (self.dst,)
@@ -319,20 +319,20 @@ class DmaGatherAdd(Indirect):
         return self.dst.nbytes
 
     def check(self, chip: Chip) -> None:
-        self.check_index(self.table, self.rows, self.index)
+        self.check_index(self.whole, self.rows, self.index)
         if self.dst.space != "sbuf":
             raise self.illegal(f"dst must be in sbuf to gather and add, not in {self.dst.space}")
-        count = self.rows * int(np.prod(self.table.shape[1:]))
+        count = self.rows * int(np.prod(self.whole.shape[1:]))
         if count != self.dst.size:
             raise self.illegal(
                 f"the indirect source picks {count} elements and dst has {self.dst.size}"
             )
 
     def duration(self, chip: Chip) -> int:
-        return transfer_duration(chip, self.dst, self.table, chip.dma_compute_fraction)
+        return transfer_duration(chip, self.dst, self.whole, chip.dma_compute_fraction)
 
     def execute(self) -> None:
-        table, dst = self.table.array, self.dst.array
+        table, dst = self.whole.array, self.dst.array
         numbers, legal = self.positions(self.index, self.rows, len(table), self.skip)
         rows = convert(dst, FLOAT32).reshape(self.rows, -1).copy()
         picked = convert(table[numbers[legal]], FLOAT32)

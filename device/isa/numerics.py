@@ -9,6 +9,7 @@ compiler; those of `lanes`, `activations` and the like with the functions of thi
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -242,7 +243,7 @@ class Accumulators:
         self.values = np.full(LANES, np.nan, np.float32)
 
     def accumulate(
-        self, lanes: slice, command: str, op: str, results: np.ndarray | None, start: object = None
+        self, lanes: slice, command: str, op: str, results: np.ndarray | None, start: Any = None
     ) -> None:
         """One instruction's `reduce_cmd`.
 

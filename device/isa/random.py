@@ -14,7 +14,7 @@ from ..chip import Chip
 from ..memory import ITEMSIZE, View
 from .base import ON_CHIP, lane_cycles
 from .lanes import Lanes, Scalar, column, views
-from .numerics import LANES, load, store
+from .numerics import LANES, store
 
 WORDS = 6
 STREAMS = {"gpsimd": 1, "vector": 4}
@@ -42,7 +42,7 @@ class RandomState:
         steps = -(-count // streams)
         state = self.words[lanes].transpose(2, 0, 1).copy()
         x, y, z, w, v, d = state
-        out = np.empty((steps, *x.shape), np.uint32)
+        out = np.empty((steps, lanes.stop - lanes.start, streams), np.uint32)
         for step in range(steps):
             t = x ^ (x >> np.uint32(2))
             x, y, z, w = y, z, w, v
@@ -50,7 +50,7 @@ class RandomState:
             d = d + _WEYL
             out[step] = d + v
         self.words[lanes] = np.stack([x, y, z, w, v, d]).transpose(1, 2, 0)
-        return out.transpose(1, 0, 2).reshape(out.shape[1], -1)[:, :count]
+        return out.transpose(1, 0, 2).reshape(lanes.stop - lanes.start, -1)[:, :count]
 
 
 def uniform(words: np.ndarray) -> np.ndarray:
