@@ -111,7 +111,7 @@ def test_patterns_address_the_storage():
     again = part.ap([[16, 4], [2, 3]])
     np.testing.assert_array_equal(values(again), x[2:6, 4:10:2])
     np.testing.assert_array_equal(
-        values(part.ap([[16, 8], [0, 2], [4, 4]], offset=1))[:, 1], x[:, 1::4]
+        values(part.ap([[16, 4], [0, 2], [4, 3]], offset=1))[:, 1], x[2:6, 5:16:4]
     )
     with pytest.raises(IllegalInstruction, match="step of the partition axis is 32.*is .*16"):
         values(t.ap([[32, 4], [1, 16]]))

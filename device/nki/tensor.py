@@ -342,13 +342,14 @@ class NkiTensor(NKIObject):
         indirect_dim: int = 0,
         dtype: Any = None,
     ) -> "NkiTensor":
-        """[[stride, count], ...] on the storage, from `offset` elements on (None: the view's own).
+        """[[stride, count], ...] on the storage, from `offset` elements behind the view's own.
 
-        A scalar or vector offset moves it along axis `indirect_dim` of this view, whose stride is
-        that of the storage if this is the whole tensor.
+        A scalar or vector offset moves it along axis `indirect_dim` of this view. (The public
+        guide says that a stated offset replaces the view's own; the API's text, which is followed
+        here, that it is added.)
         """
         wanted = self.dtype if dtype is None else as_dtype(dtype)
-        start = self.offset * self.dtype.itemsize // wanted.itemsize if offset is None else offset
+        start = self.offset * self.dtype.itemsize // wanted.itemsize + (offset or 0)
         index = None
         if scalar_offset is not None or vector_offset is not None:
             kind = "scalar" if vector_offset is None else "vector"

@@ -42,6 +42,8 @@ def new(shape: Sequence[int], dtype: Any, buffer: Any = MemoryRegion.sbuf) -> Nk
 def binary(name: str, x: Any, y: Any, dtype: Any = None) -> NkiTensor:
     """x `name` y elementwise; one may be a number, a [P, 1] column, or need broadcasting."""
     op = OPCODES[name]
+    if name == "divide":
+        return _divided(x, y, dtype)
     if not isinstance(x, NkiTensor) and not isinstance(y, NkiTensor):
         raise BadInput(f"nl.{name}", (x, y), "at least one tile")
     first = x if isinstance(x, NkiTensor) else y
@@ -58,6 +60,14 @@ def binary(name: str, x: Any, y: Any, dtype: Any = None) -> NkiTensor:
     dst = new(shape, kind)
     isa.tensor_tensor(dst, broadcast_to(x, shape), broadcast_to(y, shape), op)
     return dst
+
+
+def _divided(x: Any, y: Any, dtype: Any) -> NkiTensor:
+    """x / y by the reciprocal: no engine divides."""
+    if not isinstance(y, NkiTensor):
+        return binary("multiply", x, 1.0 / y, dtype)
+    kind = dtype or (x.dtype if isinstance(x, NkiTensor) else y.dtype)
+    return binary("multiply", x, unary("reciprocal", y, "float32"), kind)
 
 
 def _with_scalar(
