@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from ..chip import Chip, load_chip
 from ..dtypes import numpy_dtype
@@ -121,7 +122,8 @@ def _run(kernel: Kernel, settings: Settings, args: tuple, kwargs: dict) -> Simul
         rest = {name: _wrapped(value) for name, value in named.items()}
         return kernel.function(*own, **rest)
 
-    results = launch.run(body)
+    with threadpool_limits(1):  # the number of threads changes bits
+        results = launch.run(body)
     hooks = [hook for session in launch.sessions for hook in session.hooks]
     hooks += ["with_schedule"] if "schedule" in kernel.options else []
     return SimulationResult(

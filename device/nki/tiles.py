@@ -303,7 +303,8 @@ def shared_identity_matrix(n: int, dtype: Any = "uint8", dst: NkiTensor | None =
     isa.memset(made, 0)
     ones = new((n, n), dtype)
     isa.memset(ones, 1)
-    isa.affine_select(made, [[-1, n]], 1, ones, 0, cmp_op=OPCODES["equal"])
+    equal: Any = OPCODES["equal"]
+    isa.affine_select(made, [[-1, n]], 1, ones, 0, cmp_op=equal)
     if dst is None:
         session.state[key] = made
     return made
