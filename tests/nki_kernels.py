@@ -1,6 +1,7 @@
 """NKI kernels that the tests run: written as a user writes them, against `import nki`."""
 
-# pyright: reportMissingImports=false (`nki` is there once installed, at run time)
+# pyright: reportMissingImports=false
+# `nki` is there once installed, at run time.
 from trnsim.device.nki import install
 
 install()

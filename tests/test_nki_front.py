@@ -1,6 +1,7 @@
 """NKI kernels run as written: values against numpy, times as closed forms of the chip's numbers."""
 
-# pyright: reportIndexIssue=false (what `nki.jit` returns is not known before run time)
+# pyright: reportIndexIssue=false
+# What `nki.jit` returns is not known before run time.
 import gc
 import json
 import subprocess
