@@ -137,11 +137,11 @@ class Matmul(OnTensor):
                 f"stationary has {stationary.shape[0]} partitions and moving {moving.shape[0]}: "
                 "the contraction must be equal"
             )
+        if self.double_row:
+            self._check_double_row(chip)
         k, m, n = self.sizes
         self.check_product(chip, self.dst, m, n)
         self._check_dtypes(chip)
-        if self.double_row:
-            self._check_double_row(chip)
         if self.tile_size != (TILE, TILE) or self.tile_position != (0, 0):
             self.check_tiling(chip, self.tile_size, self.tile_position, k, m)
 

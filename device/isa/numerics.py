@@ -83,6 +83,7 @@ ARITHMETIC: dict[str, Callable[..., np.ndarray]] = {
     "greater": _truth(np.greater), "greater_equal": _truth(np.greater_equal),
     "logical_and": _truth(np.logical_and), "logical_or": _truth(np.logical_or),
     "logical_xor": _truth(np.logical_xor),
+    "divide": np.divide, "fmod": np.fmod, "mod": np.mod,  # nki.language only: no engine has them
     "abs_max": lambda a, b: np.maximum(np.abs(a), np.abs(b)),
     "abs_min": lambda a, b: np.minimum(np.abs(a), np.abs(b)),
 }  # fmt: skip
@@ -162,7 +163,7 @@ def sine(x: np.ndarray) -> np.ndarray:
     sin(9.0) is 27.65 (nki.api.shared.rst), which is d^3 / 6 - d at d = 9 - pi.
     """
     beyond = np.abs(x) - _PI
-    cubic = np.copysign(beyond * beyond * beyond / np.float32(6) - beyond, x)
+    cubic = np.sign(x) * (beyond * beyond * beyond / np.float32(6) - beyond)
     return np.where(beyond > 0, cubic, np.sin(x)).astype(np.float32)
 
 
@@ -221,10 +222,17 @@ ACTIVATIONS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], str]] = {
     "reciprocal": (np.reciprocal, "reciprocal"),
     "sine": (sine, "trigonometry"),
     "arctan": (np.arctan, "trigonometry"),
+    "cosine": (np.cos, "trigonometry"),
+    "tan": (np.tan, "trigonometry"),
+    "negate": (np.negative, ""),
+    "floor": (np.floor, ""),
+    "ceil": (np.ceil, ""),
+    "trunc": (np.trunc, ""),
 }
 """Functions of the Scalar engine in float32, and the table each needs (assumed, as in scalar.py).
 
-Values outside the published input ranges are computed as if inside, but for `sine`.
+The last six are for nki.language: nisa.activation does not have them. Values outside the published
+input ranges are computed as if inside, but for `sine`.
 """
 
 
