@@ -433,3 +433,10 @@ def test_bad_input_is_one_line(capsys, monkeypatch, tmp_path, words, message):
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err
     assert not list(tmp_path.iterdir())
+
+
+def test_the_example_is_numpys_matmul():
+    example = Path(__file__).parents[1] / "examples" / "nki_matmul.py"
+    run = [sys.executable, "-m", "trnsim.device.nki", example]
+    done = subprocess.run(run, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("equal to numpy within the rounding of bfloat16\n", "")

@@ -16,7 +16,7 @@ from .arrays import is_array, like_inputs, to_numpy
 from .launch import Launch, Settings, check_cores
 from .result import CoreRun, SimulationResult
 from .session import Session, running
-from .tensor import MemoryRegion, NkiTensor
+from .tensor import NkiTensor
 
 TARGETS = {"gen2": "trn1", "gen3": "trn2", "gen4": "trn3"}
 TARGET_VARIABLE = "NEURON_PLATFORM_TARGET_OVERRIDE"
@@ -159,9 +159,8 @@ def _adopt(launch: Launch, value: Any, name: str) -> Any:
 
 def _wrapped(value: Any) -> Any:
     if isinstance(value, _Input):
-        return NkiTensor(
-            value.shape, value.dtype, value.storage, MemoryRegion.shared_hbm, value.name
-        )
+        region = value.storage.region
+        return NkiTensor(value.shape, value.dtype, value.storage, region, value.name)
     if isinstance(value, list | tuple):
         return type(value)(_wrapped(item) for item in value)
     if isinstance(value, dict):

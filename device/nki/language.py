@@ -142,7 +142,7 @@ def shared_constant(constant: Any) -> NkiTensor:
         constant = np.load(constant)
     array, dtype = to_numpy(constant)
     storage = current().launch.adopt(array.copy(), array.shape, dtype, "constant")
-    return NkiTensor(array.shape or (1,), dtype, storage, shared_hbm, "constant")
+    return NkiTensor(array.shape or (1,), dtype, storage, storage.region, "constant")
 
 
 def is_sbuf(buffer: Any) -> bool:

@@ -113,11 +113,15 @@ class Launch:
         return storage
 
     def adopt(self, array: np.ndarray | None, shape: Any, dtype: DType, name: str) -> Storage:
-        """An input: a tensor in HBM with the values of a C-contiguous array, all written."""
+        """An input: a tensor in HBM with the values of a C-contiguous array, all written.
+
+        It is in shared HBM where several cores run, as the vendor's simulator has it.
+        """
         self.input_bytes += math.prod(shape) * dtype.itemsize
         backing = None if array is None else array.view(numpy_dtype(dtype.device))
         tensor = self.hbm.adopt(backing, tuple(shape) or (1,), dtype.device, name)
-        storage = Storage(tensor, MemoryRegion.shared_hbm, full=True)
+        region = MemoryRegion.shared_hbm if self.settings.cores > 1 else MemoryRegion.private_hbm
+        storage = Storage(tensor, region, full=True)
         self.watch(storage, None)
         self._share(tensor)
         return storage
