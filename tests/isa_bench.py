@@ -1,5 +1,7 @@
 """A core with tiles of given values, for tests of single instructions."""
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -35,7 +37,7 @@ class Bench:
         """A tensor whose values do not matter."""
         return getattr(self.core, space).allocate(shape, dtype, "out")
 
-    def run(self, instruction, *outputs: View):
+    def run(self, instruction, *outputs: View) -> Any:
         """Issues it; the values of its outputs (all it writes without names)."""
         self.core.issue(instruction)
         found = [view.array.copy() for view in (outputs or instruction.writes())]
