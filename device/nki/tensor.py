@@ -35,6 +35,7 @@ class MemoryRegion(Enum):
         return "hbm" if self.value.endswith("hbm") else self.value
 
 
+VIEWS_KEPT = 4096  # of a tensor
 REGIONS = {region.value: region for region in MemoryRegion} | {"hbm": MemoryRegion.private_hbm}
 
 
@@ -52,7 +53,9 @@ class Storage:
     `origin` is its first partition. It lives as long as some NkiTensor holds it.
     """
 
-    __slots__ = ("tensor", "region", "origin", "row", "written", "line", "__weakref__")
+    __slots__ = (
+        "tensor", "region", "on_chip", "origin", "row", "written", "line", "views", "__weakref__",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -64,7 +67,9 @@ class Storage:
     ) -> None:
         self.tensor, self.region, self.origin, self.line = tensor, region, origin, line
         self.row = tensor.footprint  # bytes of a partition; in HBM, of all
+        self.on_chip = region.space != "hbm"
         self.written = Written(tensor, full, origin)
+        self.views: dict[tuple, View] = {}  # those that instructions used, to be used again
 
 
 class Indirection:
@@ -126,7 +131,7 @@ class NkiTensor(NKIObject):
     @property
     def on_chip(self) -> bool:
         """Whether it is in SBUF or PSUM."""
-        return self.buffer.space != "hbm"
+        return self.storage.on_chip
 
     def is_contiguous(self) -> bool:
         """Whether the elements (on chip: of each partition) lie in one piece, in order."""
@@ -382,7 +387,14 @@ class NkiTensor(NKIObject):
     def device_view(self) -> View:
         """The operand of an instruction. Raises IllegalInstruction if it leaves its tensor."""
         if self._view is None:
-            self._view = self.view_at(self.offset)
+            known = self.storage.views
+            key = (self.offset, self.shape, self.strides, self.dtype.device)
+            found = known.get(key)
+            if found is None:
+                found = self.view_at(self.offset)
+                if len(known) < VIEWS_KEPT:
+                    known[key] = found
+            self._view = found
         return self._view
 
     def view_at(
