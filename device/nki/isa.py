@@ -5,6 +5,7 @@ core, which checks, executes and times it. Signatures are those of NKI 0.6.
 """
 
 from ..errors import IllegalInstruction as NkiValidationError
+from . import isa_constants as constants
 from .exchange import core_barrier, sendrecv
 from .isa_constants import (
     dge_mode,
@@ -83,7 +84,7 @@ def get_nc_sub_version() -> int:
 
 __all__ = [
     "NkiInstruction", "NkiValidationError", "VirtualRegister", "activate2", "activation",
-    "activation_reduce", "affine_select", "bn_aggr", "bn_stats", "core_barrier", "dge_mode",
+    "activation_reduce", "affine_select", "bn_aggr", "bn_stats", "constants", "core_barrier", "dge_mode",
     "dma_compute", "dma_copy", "dma_engine", "dma_transpose", "dropout", "engine", "exponential",
     "get_nc_sub_version", "get_nc_version", "gpsimd_engine", "iota", "local_gather",
     "matmul_perf_mode", "max8", "memset", "nc_find_index8", "nc_match_replace8", "nc_matmul",
