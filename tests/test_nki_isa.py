@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -68,6 +69,8 @@ get_nc_sub_version
 """  # noqa: E501
 """Functions of NKI 0.6 with their parameters, in order (nki/api/nki/isa/__init__.py)."""
 
+VECTOR: Any = "vector"
+ONE: Any = 1
 X = np.random.default_rng(0).standard_normal((32, 16)).astype(np.float32)
 
 
@@ -340,9 +343,9 @@ def _wrong(call):
             "axis is 0 of 2 axes; allowed: the",
         ),
         (lambda x: nisa.tensor_copy(x, 3.0), "src: 3.0 is not valid; allowed: an NKI tensor"),
-        (lambda x: nisa.memset(x, 0, engine="vector"), "engine: vector is not valid; allowed: one"),
+        (lambda x: nisa.memset(x, 0, engine=VECTOR), "engine: vector is not valid; allowed: one"),
         (
-            lambda x: nisa.dma_copy(x, x, oob_mode=1),
+            lambda x: nisa.dma_copy(x, x, oob_mode=ONE),
             "oob_mode: 1 is not valid; allowed: one of",
         ),
         (lambda x: nisa.iota(x, 3), r"pattern: 3 is not valid; allowed: \[\[step, count\], ...\]"),
@@ -368,8 +371,37 @@ def test_packed_dtypes_are_for_mx_instructions():
         nisa.memset(x, 0)
         nisa.tensor_scalar(x, x, nl.add, 1.0)
 
-    with pytest.raises(TrnsimError, match="only MX instructions compute with packed dtypes"):
+    with pytest.raises(TrnsimError, match="dst is float8_e5m2_x4; only MX instructions"):
         run(kernel, X, chip="trn3")
+
+
+def test_copies_keep_the_bits_of_packed_and_exponent_dtypes():
+    def kernel(a):
+        scale = nl.ndarray((32, 16), dtype=nl.float8_e8m0fnu, buffer=nl.sbuf)
+        nisa.memset(scale, 4.0)
+        byte = nl.ndarray((32, 16), dtype=nl.uint8, buffer=nl.sbuf)
+        nisa.tensor_copy(byte, scale)
+        return saved(byte)
+
+    def casts(a):
+        scale = nl.ndarray((32, 16), dtype=nl.float8_e8m0fnu, buffer=nl.sbuf)
+        nisa.memset(scale, 0.0)
+        nisa.tensor_copy(loaded(a), scale)
+
+    out, _ = run(kernel, X, chip="trn3")
+    assert (out == 129).all()
+    with pytest.raises(TrnsimError, match="float8_e8m0fnu does not cast"):
+        run(casts, X, chip="trn3")
+
+
+def test_what_a_named_engine_triggers_has_a_queue_of_its_own():
+    def kernel(a):
+        x = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(x, a, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.scalar)
+        return saved(x)
+
+    queues = [event.queue for event in simulate(kernel, X).events]
+    assert queues == ["scalar", "store"]
 
 
 @pytest.mark.parametrize("chip, version", [("trn1", 2), ("trn2", 3), ("trn3", 4)])

@@ -84,7 +84,8 @@ def get_nc_sub_version() -> int:
 
 __all__ = [
     "NkiInstruction", "NkiValidationError", "VirtualRegister", "activate2", "activation",
-    "activation_reduce", "affine_select", "bn_aggr", "bn_stats", "constants", "core_barrier", "dge_mode",
+    "activation_reduce", "affine_select", "bn_aggr", "bn_stats", "constants", "core_barrier",
+    "dge_mode",
     "dma_compute", "dma_copy", "dma_engine", "dma_transpose", "dropout", "engine", "exponential",
     "get_nc_sub_version", "get_nc_version", "gpsimd_engine", "iota", "local_gather",
     "matmul_perf_mode", "max8", "memset", "nc_find_index8", "nc_match_replace8", "nc_matmul",

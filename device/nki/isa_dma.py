@@ -14,7 +14,7 @@ from ..isa.moves import (
 )
 from ..memory import View
 from .isa_constants import dge_mode, engine, oob_mode
-from .isa_operands import PACKED, engine_name, instruction, integer, member, operator, stored
+from .isa_operands import check_moves, engine_name, instruction, integer, member, operator, stored
 from .session import NkiInstruction, Session, current
 from .tensor import NkiTensor
 
@@ -76,9 +76,10 @@ def dma_copy(
     target, source = _placed(dst, "dst", skip), _placed(src, "src", skip)
     if target is None or source is None:
         return _nothing(session, name)
-    _check_packed(src, dst)
+    check_moves(dst, src)
     level = None if priority is None else integer(priority, "priority")
-    return session.issue(DmaCopy(target, source, mode, engine_name(engine), level), name)
+    trigger = engine_name(engine)
+    return session.issue(DmaCopy(target, source, mode, trigger, level, trigger), name)
 
 
 def _mode_name(mode: Any) -> str:
@@ -87,14 +88,6 @@ def _mode_name(mode: Any) -> str:
 
 def _skips(mode: Any) -> bool:
     return member(mode, oob_mode, "oob_mode") == "skip"
-
-
-def _check_packed(src: NkiTensor, dst: NkiTensor) -> None:
-    packed = src.dtype.name in PACKED or dst.dtype.name in PACKED
-    if packed and src.dtype != dst.dtype and src.itemsize != dst.itemsize:
-        raise IllegalInstruction(
-            f"src is {src.dtype} and dst {dst.dtype}; packed dtypes do not cast"
-        )
 
 
 @instruction

@@ -38,6 +38,9 @@ NO_INSTRUCTION = {
 """Operators of nki.language that no engine has (release notes of NKI 0.3, known limitations)."""
 
 PACKED = frozenset(name for name in STORED_AS_INTEGERS if name.endswith("_x4"))
+EXPONENT = "float8_e8m0fnu"
+BITS = PACKED | {EXPONENT}
+"""Dtypes that the device stores as unsigned integers: only MX instructions know their values."""
 ELEMENTS = {
     "float8_e5m2_x4": "f8E5M2", "float8_e4m3fn_x4": "f8E4M3FN", "float4_e2m1fn_x4": "f4E2M1FN",
 }  # fmt: skip
@@ -71,13 +74,26 @@ def stored(tensor: Any, operand: str = "operand") -> View:
 
 
 def view(tensor: Any, operand: str = "operand") -> View:
-    """The view of a tensor whose values an engine computes with: not a packed one."""
+    """The view of a tensor whose values an engine computes with: not packed, no exponents."""
     found = stored(tensor, operand)
-    if tensor.dtype.name in PACKED:
+    if tensor.dtype.name in BITS:
         raise IllegalInstruction(
-            f"{operand} is {tensor.dtype}; only MX instructions compute with packed dtypes"
+            f"{operand} is {tensor.dtype}; only MX instructions compute with it"
         )
     return found
+
+
+def check_moves(dst: NkiTensor, src: NkiTensor) -> None:
+    """A copy keeps the bits of packed and exponent dtypes: no cast from or to them.
+
+    The unsigned integer of their width holds the same bits. Raises IllegalInstruction.
+    """
+    for one, other in ((dst, src), (src, dst)):
+        if one.dtype.name in BITS and one.dtype != other.dtype:
+            if one.dtype.device != other.dtype.device:
+                raise IllegalInstruction(
+                    f"src is {src.dtype} and dst {dst.dtype}; {one.dtype} does not cast"
+                )
 
 
 def optional_scalar(value: Any, operand: str) -> View | float | int | None:

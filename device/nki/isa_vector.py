@@ -1,5 +1,6 @@
 """`nki.isa`: elementwise instructions, reductions, scans and searches of Vector (and GpSimd)."""
 
+import math
 from typing import Any
 
 from ..errors import IllegalInstruction
@@ -27,9 +28,11 @@ from ..isa.shuffle import CopyPredicated, StreamShuffle
 from ..memory import View
 from .isa_constants import engine, reduce_cmd
 from .isa_operands import (
+    EXPONENT,
     PACKED,
     accumulators,
     axes_of,
+    check_moves,
     command_name,
     engine_name,
     instruction,
@@ -60,10 +63,7 @@ def _in_psum(*operands: View) -> bool:
 def tensor_copy(dst, src, engine=_unknown, name=None) -> NkiInstruction:
     """dst = src; Vector unless an engine is named."""
     target, source = stored(dst, "dst"), stored(src, "src")
-    if (dst.dtype.name in PACKED or src.dtype.name in PACKED) and dst.dtype != src.dtype:
-        raise IllegalInstruction(
-            f"src is {src.dtype} and dst {dst.dtype}; packed dtypes do not cast"
-        )
+    check_moves(dst, src)
     return _issue(Copy(target, source, engine_name(engine) or "vector"), name)
 
 
@@ -73,7 +73,17 @@ def memset(dst, value, engine=_unknown, name=None) -> NkiInstruction:
     target, constant = stored(dst, "dst"), number(value, "value")
     if dst.dtype.name in PACKED and constant != 0:
         raise IllegalInstruction(f"value is {value}; a {dst.dtype} can be set to 0 only")
+    if dst.dtype.name == EXPONENT:
+        constant = _exponent_bits(constant)
     return _issue(Memset(target, constant, engine_name(engine) or "vector"), name)
+
+
+def _exponent_bits(value: float) -> int:
+    """The byte of float8_e8m0fnu for a power of two; 0 is its least value."""
+    mantissa, exponent = math.frexp(value)
+    if value and mantissa != 0.5:
+        raise IllegalInstruction(f"value is {value}; float8_e8m0fnu holds powers of two")
+    return min(max(exponent - 1 + 127, 0), 254) if value else 0
 
 
 @instruction
