@@ -290,6 +290,39 @@ def test_gather_transpose():
     np.testing.assert_array_equal(out, table[index[:, 0]].T)
 
 
+def test_tensor_indirection_gathers_and_scatters_columns():
+    offsets = np.random.default_rng(5).permutation(32).astype(np.uint32)
+    index = np.tile(offsets.reshape(2, 16).T, (2, 1))  # offset i in row i % 16, column i // 16
+
+    def kernel(a, b):
+        x, picks = loaded(a), loaded(b)
+        y = nl.ndarray((32, 32), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_scalar(y, x.indirect(picks, 32), nl.multiply, 2.0)
+        z = nl.ndarray((32, 32), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.memset(z, 0.0)
+        nisa.tensor_copy(z.indirect(picks, 32), y)
+        nisa.activation(y, nl.copy, z)
+        return saved(y)
+
+    values = np.random.default_rng(6).standard_normal((32, 32)).astype(np.float32)
+    out, _ = run(kernel, values, index, chip="trn3")
+    np.testing.assert_array_equal(out, values * 2)
+    with pytest.raises(TrnsimError, match="tensor indirection needs NeuronCore-v4 or later"):
+        run(kernel, values, index, chip="trn2")
+    with pytest.raises(TrnsimError, match="an index holds 32; limit: 0 to 31"):
+        run(kernel, values, np.where(index == 5, np.uint32(32), index), chip="trn3")
+
+
+def test_tensor_indirection_is_not_for_every_operand():
+    def kernel(a, b):
+        x, picks = loaded(a), loaded(b)
+        nisa.tensor_tensor(x, x, x.indirect(picks, 16), nl.add)
+
+    index = np.zeros((32, 1), np.uint32)
+    with pytest.raises(TrnsimError, match="data2 does not support tensor indirection"):
+        run(kernel, X, index, chip="trn3")
+
+
 # ---- MX --------------------------------------------------------------------------------------
 
 

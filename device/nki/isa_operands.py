@@ -7,10 +7,11 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from ..errors import BadInput, IllegalInstruction, TrnsimError
+from ..isa.indirection import LANE_GROUP, IndirectView
 from ..isa.numerics import Accumulators
 from ..memory import View
 from .dtypes import STORED_AS_INTEGERS
-from .errors import NotModelled, at_line
+from .errors import at_line
 from .isa_constants import engine as engines
 from .isa_constants import reduce_cmd as commands
 from .opcodes import as_opcode
@@ -69,7 +70,7 @@ def stored(tensor: Any, operand: str = "operand") -> View:
     if index is None:
         return tensor.device_view()
     if index.kind == "tensor":
-        raise NotModelled("tensor indirection (.indirect)")
+        raise IllegalInstruction(f"{operand} does not support tensor indirection (.indirect)")
     return current().operand(tensor)
 
 
@@ -81,6 +82,16 @@ def view(tensor: Any, operand: str = "operand") -> View:
             f"{operand} is {tensor.dtype}; only MX instructions compute with it"
         )
     return found
+
+
+def column_view(tensor: Any, operand: str, group: int = LANE_GROUP, bits: bool = False) -> View:
+    """As `view` (as `stored` with `bits`), for an operand that may have tensor indirection."""
+    if type(tensor) is not NkiTensor or tensor.index is None or tensor.index.kind != "tensor":
+        return stored(tensor, operand) if bits else view(tensor, operand)
+    found = tensor.index
+    rows = tensor.shape[0]
+    base = tensor.view_at(tensor.offset, (rows, found.extent), (tensor.strides[0], 1))
+    return IndirectView(base, view(found.index, "index"), tensor.shape[1], group)
 
 
 def check_moves(dst: NkiTensor, src: NkiTensor) -> None:

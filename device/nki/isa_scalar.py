@@ -4,9 +4,11 @@ from typing import Any
 
 from ..errors import IllegalInstruction
 from ..isa.activations import Activation
+from ..isa.indirection import with_indices
 from .isa_constants import reduce_cmd
 from .isa_operands import (
     accumulators,
+    column_view,
     command_name,
     instruction,
     operator,
@@ -50,13 +52,13 @@ def activation(
     """dst = op(data * scale + bias); its rows' sums go into the registers as reduce_cmd says."""
     session = current()
     made = Activation(
-        view(dst, "dst"), view(data, "data"), _function(op),
+        column_view(dst, "dst"), column_view(data, "data"), _function(op),
         scale=scalar(scale, "scale"), bias=0.0 if bias is None else scalar(bias, "bias"),
         command=command_name(reduce_cmd), reduce_op=_reduction(reduce_op),
         result=None if reduce_res is None else view(reduce_res, "reduce_res"),
         registers=accumulators(session, "scalar"),
     )  # fmt: skip
-    return session.issue(made, name)
+    return session.issue(with_indices(made, made.dst, made.src), name)
 
 
 @instruction
@@ -77,7 +79,7 @@ def activate2(
     """dst = op((data `op0` imm0) `op1` imm1), with any of five reductions (NeuronCore-v4)."""
     session = current()
     made = Activation(
-        view(dst, "dst"), view(data, "data"), _function(op),
+        column_view(dst, "dst"), column_view(data, "data"), _function(op),
         scale=scalar(imm0, "imm0"), bias=scalar(imm1, "imm1"),
         op0=optional_operator(op0) or "bypass", op1=optional_operator(op1) or "bypass",
         reverse0=bool(reverse0), reverse1=bool(reverse1), slope=scalar(relu_param, "relu_param"),
@@ -85,4 +87,4 @@ def activate2(
         result=None if reduce_res is None else view(reduce_res, "reduce_res"),
         registers=accumulators(session, "scalar"), pipeline=True,
     )  # fmt: skip
-    return session.issue(made, name)
+    return session.issue(with_indices(made, made.dst, made.src), name)

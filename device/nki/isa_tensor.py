@@ -5,10 +5,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import IllegalInstruction
+from ..isa.indirection import TENSOR_GROUP, IndirectView, with_indices
 from ..isa.matrix import TILE, Matmul, MatmulMx, QuantizeMx, Transpose
 from ..memory import View
 from .isa_constants import engine, matmul_perf_mode
-from .isa_operands import ELEMENTS, engine_name, instruction, member, stored, two, view
+from .isa_operands import ELEMENTS, column_view, engine_name, instruction, member, stored, two, view
 from .session import NkiInstruction, Session, current
 from .tensor import NkiTensor
 
@@ -21,11 +22,14 @@ def _accumulation(session: Session, dst: View, accumulate: Any) -> bool | np.nda
     """What `accumulate` means: as given, or found element by element from what was written."""
     if accumulate is not None:
         return bool(accumulate)
-    written = session.written(dst)
-    if not written.any(dst):
+    whole = dst.base if isinstance(dst, IndirectView) else dst
+    written = session.written(whole)
+    if not written.any(whole):
         return False
-    if written.covers(dst):
+    if written.covers(whole):
         return True
+    if whole is not dst:
+        raise IllegalInstruction("dst is indirect and was written in part: accumulate is needed")
     return written.mask(dst).copy()
 
 
@@ -40,9 +44,12 @@ def nc_matmul(
     Without `accumulate` what was written before is added to, the rest overwritten.
     """
     session = current()
-    target = view(dst, "dst")
+    target, left, right = (
+        column_view(tensor, operand, TENSOR_GROUP)
+        for tensor, operand in ((dst, "dst"), (stationary, "stationary"), (moving, "moving"))
+    )
     made = Matmul(
-        target, view(stationary, "stationary"), view(moving, "moving"),
+        target, left, right,
         accumulate=_accumulation(session, target, accumulate),
         double_row=member(perf_mode, matmul_perf_mode, "perf_mode") == "double_row",
         transpose=bool(is_transpose),
@@ -51,7 +58,7 @@ def nc_matmul(
         tile_size=two(tile_size, _FULL, "tile_size"),
         tile_position=two(tile_position, (0, 0), "tile_position"),
     )  # fmt: skip
-    return session.issue(made, name)
+    return session.issue(with_indices(made, target, left, right), name)
 
 
 @instruction

@@ -12,6 +12,7 @@ from ..isa.accumulate import (
     TensorScalarCumulative,
     TensorScalarReduce,
 )
+from ..isa.indirection import with_indices
 from ..isa.lanes import (
     Copy,
     Memset,
@@ -33,6 +34,7 @@ from .isa_operands import (
     accumulators,
     axes_of,
     check_moves,
+    column_view,
     command_name,
     engine_name,
     instruction,
@@ -51,8 +53,9 @@ from .tensor import NkiTensor
 _unknown, _idle, _reset_reduce = engine.unknown, reduce_cmd.idle, reduce_cmd.reset_reduce
 
 
-def _issue(made: Any, name: str | None) -> NkiInstruction:
-    return current().issue(made, name)
+def _issue(made: Any, name: str | None, *indirect: View) -> NkiInstruction:
+    """Issues an instruction; `indirect` are the operands that may have tensor indirection."""
+    return current().issue(with_indices(made, *indirect), name)
 
 
 def _in_psum(*operands: View) -> bool:
@@ -62,9 +65,10 @@ def _in_psum(*operands: View) -> bool:
 @instruction
 def tensor_copy(dst, src, engine=_unknown, name=None) -> NkiInstruction:
     """dst = src; Vector unless an engine is named."""
-    target, source = stored(dst, "dst"), stored(src, "src")
+    target, source = column_view(dst, "dst", bits=True), column_view(src, "src", bits=True)
     check_moves(dst, src)
-    return _issue(Copy(target, source, engine_name(engine) or "vector"), name)
+    made = Copy(target, source, engine_name(engine) or "vector")
+    return _issue(made, name, target, source)
 
 
 @instruction
@@ -90,12 +94,13 @@ def _exponent_bits(value: float) -> int:
 def tensor_tensor(dst, data1, data2, op, engine=_unknown, name=None) -> NkiInstruction:
     """dst = data1 `op` data2. Without an engine: GpSimd for power and for 32-bit integers in
     SBUF, else Vector."""
-    target, a, b = view(dst, "dst"), view(data1, "data1"), view(data2, "data2")
+    target, a = column_view(dst, "dst"), column_view(data1, "data1")
+    b = view(data2, "data2")
     chosen, what = engine_name(engine), operator(op)
     if not chosen:
         integers = exact_integers(what, target, a, b) and not _in_psum(target, a, b)
         chosen = "gpsimd" if what == "power" or integers else "vector"
-    return _issue(TensorTensor(target, a, b, what, chosen), name)
+    return _issue(TensorTensor(target, a, b, what, chosen), name, target, a)
 
 
 @instruction
@@ -110,11 +115,11 @@ def tensor_scalar(
     first, second = operator(op0), optional_operator(op1)
     chosen = engine_name(engine) or ("gpsimd" if first == "rsqrt" else "vector")
     made = TensorScalar(
-        view(dst, "dst"), view(data, "data"),
+        column_view(dst, "dst"), column_view(data, "data"),
         first, optional_scalar(operand0, "operand0"), second, optional_scalar(operand1, "operand1"),
         bool(reverse0), bool(reverse1), chosen,
     )  # fmt: skip
-    return _issue(made, name)
+    return _issue(made, name, made.dst, made.src)
 
 
 @instruction
@@ -132,11 +137,15 @@ def scalar_tensor_tensor(
 @instruction
 def tensor_reduce(dst, op, data, axis, negate=False, keepdims=False, name=None) -> NkiInstruction:
     """dst = data reduced along its last free axes."""
-    source = view(data, "data")
+    source = column_view(data, "data")
     made = TensorReduce(
-        view(dst, "dst"), source, operator(op), axes_of(axis, len(source.shape)), bool(negate)
+        column_view(dst, "dst"),
+        source,
+        operator(op),
+        axes_of(axis, len(source.shape)),
+        bool(negate),
     )
-    return _issue(made, name)
+    return _issue(made, name, made.dst, source)
 
 
 @instruction
@@ -150,9 +159,9 @@ def tensor_copy_predicated(dst, src, predicate, reverse_pred=False, name=None) -
     """dst = src where predicate is true."""
     source = view(src, "src") if isinstance(src, NkiTensor) else number(src, "src")
     made = CopyPredicated(
-        view(dst, "dst"), source, view(predicate, "predicate"), bool(reverse_pred)
+        column_view(dst, "dst"), source, column_view(predicate, "predicate"), bool(reverse_pred)
     )
-    return _issue(made, name)
+    return _issue(made, name, made.dst, made.predicate)
 
 
 @instruction
@@ -173,12 +182,13 @@ def tensor_scalar_reduce(
     """dst = data `op0` operand0, its rows reduced into the registers and reduce_res."""
     session = current()
     made = TensorScalarReduce(
-        view(dst, "dst"), view(data, "data"), operator(op0), optional_scalar(operand0, "operand0"),
-        operator(reduce_op), _column(reduce_res), bool(reverse0), command_name(reduce_cmd),
+        column_view(dst, "dst"), column_view(data, "data"),
+        operator(op0), optional_scalar(operand0, "operand0"), operator(reduce_op),
+        _column(reduce_res), bool(reverse0), command_name(reduce_cmd),
         optional_scalar(reduce_init, "reduce_init"), bool(reduce_res_negate),
         accumulators(session, "vector"),
     )  # fmt: skip
-    return session.issue(made, name)
+    return _issue(made, name, made.dst, made.src)
 
 
 def _column(tensor: Any) -> View | None:
@@ -224,10 +234,11 @@ def tensor_scalar_cumulative(
     """dst[i] = reg = (src[i] `op0` imm0) `op1` reg, along each row."""
     session = current()
     made = TensorScalarCumulative(
-        view(dst, "dst"), view(src, "src"), operator(op0), operator(op1), scalar(imm0, "imm0"),
+        column_view(dst, "dst"), column_view(src, "src"),
+        operator(op0), operator(op1), scalar(imm0, "imm0"),
         optional_scalar(imm1, "imm1"), command_name(reduce_cmd), accumulators(session, "vector"),
     )  # fmt: skip
-    return session.issue(made, name)
+    return _issue(made, name, made.dst, made.src)
 
 
 @instruction
@@ -237,11 +248,12 @@ def exponential(
     """dst = exp(src - max_value) on Vector, and the rows' sums (NeuronCore-v4)."""
     session = current()
     made = Exponential(
-        view(dst, "dst"), view(src, "src"), scalar(max_value, "max_value"), _column(reduce_res),
+        column_view(dst, "dst"), column_view(src, "src"),
+        scalar(max_value, "max_value"), _column(reduce_res),
         command_name(reduce_cmd), scalar(reduce_init, "reduce_init"),
         accumulators(session, "vector"),
     )  # fmt: skip
-    return session.issue(made, name)
+    return _issue(made, name, made.dst, made.src)
 
 
 @instruction
