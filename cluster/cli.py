@@ -15,7 +15,7 @@ from rich.console import Console
 from trnsim.device.chip import load_chip
 from trnsim.device.errors import BadFile, BadInput, TrnsimError
 
-from . import cli_astra, cli_calibrate, cli_collective, wire
+from . import cli_astra, cli_calibrate, cli_collective, cli_kernel, wire
 from .instances import load_instance
 from .mesh import parse_mesh
 from .report import tables
@@ -143,6 +143,7 @@ cli.add_command(cli_astra.astra)
 cli.add_command(cli_calibrate.calibrate)
 cli.add_command(cli_collective.collective)
 cli.add_command(cli_collective.compare)
+cli.add_command(cli_kernel.kernel)
 
 
 def _stated(assume: Sequence[str]) -> dict[str, int]:

@@ -148,8 +148,10 @@ def test_a_damaged_header_is_refused(change):
     unpacker = msgpack.Unpacker()
     unpacker.feed(wire.encode([1, 2]))
     header = unpacker.unpack() | change
+    packed = msgpack.packb(header)
+    assert packed is not None
     with pytest.raises(BadFile):
-        wire.decode(msgpack.packb(header) + wire.encode([1, 2])[unpacker.tell() :])
+        wire.decode(packed + wire.encode([1, 2])[unpacker.tell() :])
 
 
 def test_extra_bytes_are_refused():

@@ -51,6 +51,10 @@ class Instruction:
         """The views that get new values."""
         raise NotImplementedError
 
+    def used(self) -> tuple[View, ...]:
+        """The views of which every element is read: fewer than `reads` where an index picks."""
+        return self.reads()
+
     def check(self, chip: Chip) -> None:
         """Raises IllegalInstruction, naming operand, limit and value."""
         raise NotImplementedError

@@ -1,0 +1,280 @@
+"""`trnsim kernel FILE.py:NAME`: an NKI kernel on random or given inputs, and its modelled time."""
+
+import ast
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from trnsim.device.errors import BadFile, BadInput
+from trnsim.device.isa.base import ENGINES
+from trnsim.device.nki.dtypes import DTYPES, as_dtype
+from trnsim.device.nki.install import install
+from trnsim.device.nki.kernel import Kernel, as_chip, jit, simulate
+from trnsim.device.nki.result import SimulationResult
+from trnsim.device.units import format_bytes, format_time
+
+LINES_SHOWN = 10
+SHORT = {
+    "f32": "float32", "f16": "float16", "bf16": "bfloat16", "f8e4m3": "float8_e4m3",
+    "f8e4m3fn": "float8_e4m3fn", "f8e5m2": "float8_e5m2", "i8": "int8", "i16": "int16",
+    "i32": "int32", "u8": "uint8", "u16": "uint16", "u32": "uint32",
+}  # fmt: skip
+_SHAPED = re.compile(r"([a-z][a-z0-9_]*)\[([0-9, ]*)\]")
+
+
+@click.command()
+@click.argument("kernel", metavar="FILE.py:NAME")
+@click.option(
+    "--arg", "arguments", multiple=True, metavar="ARG",
+    help="An argument, in order: f32[4096,1024] (random), FILE.npy, or a Python literal; "
+    "NAME=ARG for a keyword.",
+)  # fmt: skip
+@click.option("--chip", default="trn2", show_default=True, help="trn1, inf2, trn2, trn3.")
+@click.option("--lnc", type=int, default=1, show_default=True, help="Cores of kernel[n]: 1 or 2.")
+@click.option("--seed", default=0, show_default=True, help="Of the random inputs.")
+@click.option(
+    "--hazards", type=click.Choice(["error", "report"]), default="error", show_default=True,
+    help="What a read of memory that was never written, and a race, is.",
+)  # fmt: skip
+@click.option("--deadline", default=3600.0, show_default=True, help="Seconds of this machine.")
+@click.option(
+    "--trace", type=click.Path(path_type=Path), default=Path("kernel.json"), show_default=True,
+    help="Trace for ui.perfetto.dev: a track per engine and DMA queue.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
+def kernel(
+    kernel: str, arguments: Sequence[str], chip: str, lnc: int, seed: int, hazards: str,
+    deadline: float, trace: Path, as_json: bool,
+) -> None:  # fmt: skip
+    """Simulate the NKI kernel NAME of FILE.py and print its modelled time.
+
+    \b
+        trnsim kernel my_kernels.py:matmul --arg bf16[2048,2048] --arg bf16[2048,2048]
+
+    `import nki` in FILE.py is the simulator. Times are modelled (virtual) time of the hardware in
+    program order of each engine, launch included; busy times are sums over the cores.
+    """
+    target = as_chip(chip)
+    wanted, positional, named = load_kernel(kernel), [], {}
+    random = np.random.default_rng(seed)
+    for text in arguments:
+        name, value = parse_argument(text, random)
+        if name:
+            named[name] = value
+        else:
+            positional.append(value)
+    with Console(stderr=True).status("running the kernel"):
+        result = simulate(
+            wanted[lnc] if lnc != 1 else wanted, *positional, chip=target, seed=seed,
+            hazards=hazards, deadline=deadline, **named,
+        )  # fmt: skip
+    write_trace(trace, result)
+    if as_json:
+        click.echo(json.dumps(summary(result, kernel, positional, named), indent=2))
+    else:
+        show(result, kernel, trace)
+
+
+# ---- what to run -----------------------------------------------------------------------------
+
+
+def load_kernel(place: str) -> Kernel:
+    """The kernel at FILE.py:NAME. Raises BadInput if there is no such file or name."""
+    file, colon, name = place.rpartition(":")
+    path = Path(file)
+    if not colon or not path.is_file():
+        raise BadInput("kernel", place, "FILE.py:NAME of a file that exists")
+    module = _module(path)
+    found = getattr(module, name, None)
+    if not callable(found):
+        names = [key for key, value in vars(module).items() if isinstance(value, Kernel)]
+        raise BadInput("kernel", name, names)
+    return jit(found)
+
+
+def _module(path: Path) -> ModuleType:
+    install()
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise BadInput("kernel", path, "a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    except (SyntaxError, ImportError) as error:
+        raise BadFile(f"{path}: {error}") from None
+    return module
+
+
+def parse_argument(text: str, random: np.random.Generator) -> tuple[str, Any]:
+    """(keyword or "", value) of one --arg. Raises BadInput."""
+    name, equals, rest = text.partition("=")
+    if equals and name.isidentifier():
+        return name, parse_argument(rest, random)[1]
+    shaped = _SHAPED.fullmatch(text.strip())
+    if shaped:
+        return "", _random(shaped[1], shaped[2], random)
+    if text.endswith(".npy"):
+        return "", _loaded(Path(text))
+    try:
+        return "", ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        raise BadInput(
+            "--arg", text, "DTYPE[SHAPE] such as f32[128,512], FILE.npy, or a Python literal"
+        ) from None
+
+
+def _random(dtype: str, shape: str, random: np.random.Generator) -> np.ndarray:
+    if dtype not in SHORT and dtype not in DTYPES:
+        raise BadInput("--arg", dtype, [*SHORT, *DTYPES])
+    kind = as_dtype(SHORT.get(dtype, dtype)).dtype
+    sizes = [int(size) for size in shape.split(",") if size.strip()]
+    if np.issubdtype(kind, np.integer):
+        return random.integers(0, 8, sizes).astype(kind)
+    return random.standard_normal(sizes, np.float32).astype(kind)
+
+
+def _loaded(path: Path) -> np.ndarray:
+    try:
+        return np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise BadFile(f"{path}: {error}") from None
+
+
+# ---- what it gave ----------------------------------------------------------------------------
+
+
+def summary(
+    result: SimulationResult, place: str, positional: Sequence[Any], named: dict[str, Any]
+) -> dict[str, Any]:
+    """The numbers, in picoseconds and bytes, with what they were computed from."""
+    memory, (overlapped, serial) = result.memory, result.bounds
+    given = [*map(_described, positional), *(f"{k}={_described(v)}" for k, v in named.items())]
+    return {
+        "kernel": place,
+        "arguments": given,
+        "chip": result.chip.name,
+        "cores": len(result.cores),
+        "seed": result.seed,
+        "time_ps": result.time,
+        "launch_ps": result.chip.kernel_launch_ps,
+        "bounds_ps": {"overlapped": overlapped, "serial": serial},
+        "busy_ps": {name: result.engine(name).busy for name in ENGINES},
+        "instructions": {name: result.engine(name).instructions for name in ENGINES},
+        "flops": result.flops,
+        "mfu": mfu(result),
+        "hbm_bytes": result.hbm_bytes,
+        "peak_sbuf_bytes": memory.peak_sbuf,
+        "peak_psum_bytes": memory.peak_psum,
+        "lines": [
+            {"line": use.line, "busy_ps": use.busy, "instructions": use.instructions,
+             "engines": list(use.engines)}
+            for use in result.lines()[:LINES_SHOWN]
+        ],
+        "findings": dict(result.findings),
+        "hooks": list(result.hooks),
+        "assumed": list(result.chip.assumed()),
+    }  # fmt: skip
+
+
+def mfu(result: SimulationResult) -> float:
+    """Model FLOP utilisation against the peak in bf16."""
+    return result.mfu("bf16")
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}{list(value.shape)}"
+    return repr(value)
+
+
+def show(result: SimulationResult, place: str, trace: Path) -> None:
+    """Tables on standard output."""
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    memory, (overlapped, serial) = result.memory, result.bounds
+    cores = len(result.cores)
+    console.print(
+        f"[bold]{place}[/] on {result.chip.name}, {cores} core{'s' if cores > 1 else ''}: "
+        f"[bold]{format_time(result.time)}[/] modelled "
+        f"(launch {format_time(result.chip.kernel_launch_ps)})"
+    )
+    facts = Table(box=None, show_header=False)
+    facts.add_row("bounds", f"{format_time(overlapped)} overlapped, {format_time(serial)} serial")
+    if result.flops:
+        facts.add_row("MFU", f"{mfu(result):.2%} of bf16 peak, {result.flops / 1e9:.4g} GFLOP")
+    facts.add_row("HBM traffic", format_bytes(result.hbm_bytes))
+    facts.add_row(
+        "peak per partition",
+        f"SBUF {memory.peak_sbuf:,} of {memory.sbuf:,} B, "
+        f"PSUM {memory.peak_psum:,} of {memory.psum:,} B",
+    )
+    console.print(facts)
+    console.print(_engines(result), _lines(result))
+    for line, message in result.findings.items():
+        console.print(f"[yellow]{line}: {message}[/]")
+    console.print(f"trace: {trace}")
+
+
+def _engines(result: SimulationResult) -> Table:
+    table = Table("engine", box=None)
+    for head in ("busy", "share", "instructions"):
+        table.add_column(head, justify="right")
+    whole = result.time * len(result.cores)
+    for name in ENGINES:
+        use = result.engine(name)
+        if use.instructions:
+            share = f"{use.busy / whole:.1%}"
+            table.add_row(name, format_time(use.busy), share, f"{use.instructions:,}")
+    return table
+
+
+def _lines(result: SimulationResult) -> Table:
+    table = Table("slowest lines", "engines", box=None)
+    for head in ("busy", "instructions"):
+        table.add_column(head, justify="right")
+    for use in result.lines()[:LINES_SHOWN]:
+        place = Path(use.line).name
+        table.add_row(place, " ".join(use.engines), format_time(use.busy), f"{use.instructions:,}")
+    return table
+
+
+def write_trace(path: Path, result: SimulationResult) -> None:
+    """A trace for ui.perfetto.dev: a process per core, a track per engine and DMA queue."""
+    entries: list[dict[str, Any]] = []
+    launch = result.chip.kernel_launch_ps
+    for number, core in enumerate(result.cores):
+        tracks: dict[str, int] = {}
+        entries.append(_name(number, 0, "process_name", f"core {number}"))
+        for event in core.events:
+            track = f"dma {event.queue}" if event.queue else event.engine
+            if track not in tracks:
+                tracks[track] = len(tracks) + 1
+                entries.append(_name(number, tracks[track], "thread_name", track))
+            entries.append({
+                "ph": "X", "pid": number + 1, "tid": tracks[track],
+                "name": event.name or event.opcode, "cat": event.engine,
+                "ts": (launch + event.start) / 1e6, "dur": (event.end - event.start) / 1e6,
+                "args": {"line": event.line, "opcode": event.opcode, "hbm_bytes": event.nbytes},
+            })  # fmt: skip
+    partial = path.with_suffix(path.suffix + ".partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps({"displayTimeUnit": "ns", "traceEvents": entries}))
+        partial.replace(path)
+    except OSError as error:
+        raise BadInput("--trace", path, f"a file that can be written ({error.strerror})") from None
+
+
+def _name(core: int, track: int, kind: str, name: str) -> dict[str, Any]:
+    return {"ph": "M", "pid": core + 1, "tid": track, "name": kind, "args": {"name": name}}

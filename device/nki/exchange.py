@@ -1,0 +1,154 @@
+"""What the two cores of a logical core do together: `core_barrier` and `sendrecv`.
+
+Both cores meet, which takes `core_barrier_ps` from the later one's arrival. A core arrives when
+what it would read and write is ready. A transfer then takes a DMA's time; its GpSimd form has no
+DMA start, takes the GpSimd engine, and is assumed to move data at the DMA rate.
+"""
+
+from typing import Any
+
+from ..dtypes import numpy_dtype
+from ..errors import BadInput, IllegalInstruction, TrnsimError
+from ..isa.dma import transfer_duration
+from ..memory import View
+from ..units import cycles_ps
+from .errors import at_line
+from .session import NkiInstruction, Session, current
+from .tensor import MemoryRegion, NkiTensor
+from .timeline import KernelEvent
+
+GPSIMD_LIMITS = {4: 1024, 2: 512, 1: 256}  # bytes per partition by itemsize (nki.isa.sendrecv)
+
+
+def core_barrier(
+    data: NkiTensor, cores: Any, engine: Any = "gpsimd", name: str | None = None
+) -> NkiInstruction:
+    """Waits on `engine` until both cores are here; both then see `data` (in shared HBM)."""
+    session = current()
+    line = session.line
+    try:
+        view = _barrier_operand(session, data, cores)
+        chosen = _engine(engine)
+        timeline = session.core.timeline
+        arrival = timeline.ready(chosen, (view,), (view,))
+        key = ("core_barrier", id(data.storage.tensor))
+        arrivals = session.launch.meet(session, key, arrival, f"core_barrier at {line}")
+    except TrnsimError as error:
+        raise at_line(error, line) from None
+    end = max(arrivals) + session.chip.core_barrier_ps
+    timeline.hold(chosen, arrival, end, (), (view,))
+    return _done(session, chosen, "CoreBarrier", arrival, end, line, name)
+
+
+def sendrecv(
+    src: NkiTensor,
+    dst: NkiTensor,
+    send_to_rank: int,
+    recv_from_rank: int,
+    pipe_id: int,
+    dma_engine: Any = "dma",
+    name: str | None = None,
+) -> NkiInstruction:
+    """Sends `src` (SBUF) to core `send_to_rank`, receives `dst` from core `recv_from_rank`."""
+    session = current()
+    line = session.line
+    try:
+        source, target = _exchange_operands(session, src, dst)
+        by_gpsimd = getattr(dma_engine, "name", dma_engine) == "gpsimd_dma"
+        _check_gpsimd(by_gpsimd, src)
+        engine = "gpsimd" if by_gpsimd else "dma"
+        session.check_reads((source,), line)
+        arrival = session.core.timeline.ready(engine, (source,), (target,))
+        sent = source.array.copy() if session.data else None
+        offer = (int(send_to_rank), arrival, sent, source.shape, source.dtype)
+        key = ("sendrecv", int(pipe_id), by_gpsimd)
+        offers = session.launch.meet(session, key, offer, f"sendrecv (pipe {pipe_id}) at {line}")
+        received = _matching(session, offers, int(send_to_rank), int(recv_from_rank), target)
+    except TrnsimError as error:
+        raise at_line(error, line) from None
+    if received is not None:
+        target.array[...] = received
+    session.launch.written(target).add(target)
+    met = max(offer[1] for offer in offers) + session.chip.core_barrier_ps
+    start, end = _time(session, engine, met, source, target)
+    return _done(session, engine, "SendRecv", start, end, line, name)
+
+
+def _barrier_operand(session: Session, data: NkiTensor, cores: Any) -> View:
+    if tuple(cores) != tuple(range(len(session.launch.sessions))):
+        raise IllegalInstruction(f"core_barrier: cores is {tuple(cores)}; allowed: (0, 1)")
+    view = session.operand(data)
+    if data.buffer is not MemoryRegion.shared_hbm:
+        raise IllegalInstruction(f"core_barrier: data must be in shared_hbm, not {data.buffer}")
+    return view
+
+
+def _exchange_operands(session: Session, src: NkiTensor, dst: NkiTensor) -> tuple[View, View]:
+    source, target = session.operand(src), session.operand(dst)
+    for operand, tensor in (("src", src), ("dst", dst)):
+        if tensor.buffer is not MemoryRegion.sbuf:
+            raise IllegalInstruction(f"sendrecv: {operand} must be in sbuf, not {tensor.buffer}")
+    if src.shape != dst.shape or src.dtype != dst.dtype:
+        raise IllegalInstruction(
+            f"sendrecv: src is {src.dtype}{list(src.shape)} and dst {dst.dtype}{list(dst.shape)}"
+        )
+    return source, target
+
+
+def _check_gpsimd(by_gpsimd: bool, src: NkiTensor) -> None:
+    limit = GPSIMD_LIMITS.get(src.itemsize, 0)
+    held = src.size // src.shape[0] * src.itemsize
+    if by_gpsimd and held > limit:
+        raise IllegalInstruction(
+            f"sendrecv: gpsimd_dma moves at most {limit} B per partition of {src.dtype}, "
+            f"not {held} B"
+        )
+
+
+def _matching(session: Session, offers: list, to: int, source: int, target: View) -> Any:
+    count = len(offers)
+    for field, rank in (("send_to_rank", to), ("recv_from_rank", source)):
+        if not 0 <= rank < count:
+            raise IllegalInstruction(f"sendrecv: {field} is {rank}; allowed: 0 to {count - 1}")
+    sent_to, _, values, shape, dtype = offers[source]
+    if sent_to != session.program:
+        raise IllegalInstruction(
+            f"sendrecv: core {session.program} receives from core {source}, which sends to "
+            f"core {sent_to}"
+        )
+    if (shape, dtype) != (target.shape, target.dtype):
+        raise IllegalInstruction(
+            f"sendrecv: core {source} sends {dtype}{list(shape)} and core {session.program} "
+            f"receives {target.dtype}{list(target.shape)}"
+        )
+    return values if values is None else values.astype(numpy_dtype(dtype), copy=False)
+
+
+def _time(session: Session, engine: str, met: int, source: View, target: View) -> tuple[int, int]:
+    chip, timeline = session.chip, session.core.timeline
+    duration = transfer_duration(chip, target, source)
+    if engine == "dma":
+        start, end = timeline.take_dma(met + chip.dma_start_ps, duration)
+    else:
+        start = met
+        end = met + cycles_ps(chip.gpsimd_start_cycles, chip.clock_hz["gpsimd"]) + duration
+    timeline.hold(engine, start, end, (source,), (target,))
+    return start, end
+
+
+def _engine(engine: Any) -> str:
+    name = str(getattr(engine, "name", engine))
+    if name == "unknown":
+        return "gpsimd"
+    if name not in ("tensor", "vector", "scalar", "gpsimd", "sync"):
+        raise BadInput("engine", name, ("tensor", "vector", "scalar", "gpsimd", "sync"))
+    return name
+
+
+def _done(
+    session: Session, engine: str, opcode: str, start: int, end: int, line: str, name: str | None
+) -> NkiInstruction:
+    queue = "sendrecv" if engine == "dma" else ""
+    event = KernelEvent(engine, opcode, start, end, queue, line, name or "", 0, 0)
+    session.core.events.append(event)
+    return NkiInstruction(start, end, name or "")
