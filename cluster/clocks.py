@@ -2,11 +2,11 @@
 
 One int64 clock in picoseconds per (physical core of the logical core, rank), one per (collective
 stream, rank). Ranks that took the same decisions advance together as array operations; at a
-collective the classes meet, because a collective is priced over all of its groups at once.
+collective the classes of its groups meet, because it is priced over all of them at once.
 """
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -123,7 +123,7 @@ class Clocks:
     ) -> StepTime:
         """Advance over one step; `decisions[rank]` as a data run or `fold` gave them.
 
-        Raises CollectiveMismatch when ranks of one group stand at different collectives.
+        Raises CollectiveMismatch when ranks of one group stand at different collectives for ever.
         """
         start = int(self.core.max())
         self.core[:] = start  # the host starts the next step when all ranks have ended
@@ -172,13 +172,36 @@ def _drive(walks: "list[_Walk]", clocks: Clocks, price: Pricer) -> None:
     runs = [walk.run() for walk in walks]
     calls = [next(run, None) for run in runs]
     while any(call is not None for call in calls):
-        first = next(call for call in calls if call is not None)
-        if any(call is None or call.key != first.key for call in calls):
-            raise CollectiveMismatch(_mismatch(walks, calls))
-        arrivals = np.maximum(clocks.core.max(axis=0), clocks.stream[first.stream])
-        ends = price(first, arrivals)
-        clocks.stream[first.stream] = ends
-        calls = [_resume(run, walk, arrivals, ends) for run, walk in zip(runs, walks, strict=True)]
+        call, ready = _complete(walks, calls)
+        ranks = np.concatenate([walks[i].rows for i in ready])
+        arrivals = np.maximum(clocks.core.max(axis=0), clocks.stream[call.stream])
+        ends = price(call, arrivals)
+        clocks.stream[call.stream, ranks] = ends[ranks]
+        for i in ready:
+            calls[i] = _resume(runs[i], walks[i], arrivals, ends)
+
+
+def _complete(
+    walks: "list[_Walk]", calls: list[StartCollective | None]
+) -> tuple[StartCollective, list[int]]:
+    """A call, in those of its groups that stand at it as a whole, and the classes in them.
+
+    Groups need not agree with each other: each may take its own trips through a loop.
+    """
+    waiting = [call for call in calls if call is not None]
+    if len(waiting) == len(calls) and len({call.key for call in waiting}) == 1:
+        return waiting[0], list(range(len(walks)))
+    owner = {rank: i for i, walk in enumerate(walks) for rank in walk.rows.tolist()}
+    for call in waiting:
+        classes = [{owner[rank] for rank in group} for group in call.groups]
+        here = {i for i, other in enumerate(calls) if other is not None and other.key == call.key}
+        while torn := {i for group in classes if group - here for i in group & here}:
+            here -= torn
+        if here:
+            groups = zip(call.groups, classes, strict=True)
+            whole = tuple(group for group, members in groups if members <= here)
+            return replace(call, groups=whole), sorted(here)
+    raise CollectiveMismatch(_mismatch(walks, calls))
 
 
 def _resume(

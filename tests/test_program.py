@@ -243,6 +243,22 @@ def test_ranks_with_other_trips_meet_at_collectives() -> None:
     assert time.ends.tolist() == [150, 150]
 
 
+def test_groups_may_take_different_trips_with_their_collectives() -> None:
+    call = replace(collective(1, 0, 2), groups=((0, 1), (2, 3)))
+    steps = program([While(9, (), 0, (run([0], [1]), call, WaitCollective(1)))])
+    priced = []
+
+    def price(call: StartCollective, arrivals: np.ndarray) -> np.ndarray:
+        priced.append(call.groups)
+        return arrivals + 100
+
+    decisions = [{9: [1]}] * 2 + [{9: [3]}] * 2
+    time = Clocks(4, 2).step(replace(steps, barrier_ps=0), decisions, price)
+    assert priced == [((0, 1), (2, 3)), ((2, 3),), ((2, 3),)]
+    assert time.ends.tolist() == [110, 110, 330, 330]
+    assert time.calls[1].executions == 3
+
+
 def test_ranks_that_call_different_collectives_are_named() -> None:
     loop = While(9, (), 0, (collective(1, 0, 2), WaitCollective(1)))
     steps = program([loop, Move(())])
