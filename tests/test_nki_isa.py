@@ -15,7 +15,7 @@ from trnsim.device.nki import simulate
 
 SIGNATURES = """
 dma_copy dst src priority oob_mode dge_mode engine name
-tensor_copy dst src engine name
+tensor_copy dst src engine name dtype
 memset dst value engine name
 tensor_copy_predicated dst src predicate reverse_pred name
 nc_matmul dst stationary moving is_stationary_onezero is_moving_onezero is_transpose accumulate tile_position tile_size perf_mode name
@@ -448,3 +448,24 @@ def test_versions_can_be_compared(chip, version):
 
     run(kernel, X, chip=chip)
     assert seen == [(version, version >= 3, 0)]
+
+
+@pytest.mark.parametrize(("dtype", "refused"), [(nl.float32, False), (nl.bfloat16, True)])
+def test_a_copy_takes_the_dtype_of_its_destination(dtype: Any, refused: bool) -> None:
+    """Published kernels name it; another one is refused."""
+
+    def kernel(x):
+        tile = nl.ndarray((128, 8), dtype=x.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(tile, x)
+        copy = nl.ndarray((128, 8), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_copy(copy, tile, dtype=dtype)
+        out = nl.ndarray((128, 8), dtype=nl.float32, buffer=nl.shared_hbm)
+        nisa.dma_copy(out, copy)
+        return out
+
+    x = np.ones((128, 8), np.float32)
+    if refused:
+        with pytest.raises(TrnsimError, match="dtype is bfloat16; a copy into dst has its dtype"):
+            simulate(kernel, x)
+    else:
+        np.testing.assert_array_equal(simulate(kernel, x).output, x)

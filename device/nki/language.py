@@ -222,6 +222,11 @@ class _TileSize(NKIObject):
         return self._chip.psum_banks
 
     @property
+    def total_available_sbuf_size(self) -> int:
+        """Another name of `sbuf_fmax_bytes`."""
+        return self.sbuf_fmax_bytes
+
+    @property
     def sbuf_fmax_bytes(self) -> int:
         """Bytes of an SBUF partition that kernels may use."""
         return self._chip.sbuf_partition_bytes

@@ -213,7 +213,7 @@ class Session:
         try:
             self._check_clock(line)
             instruction.check(self.chip)
-            self.check_reads((*instruction.reads(), *self._also), line)
+            self.check_reads((*instruction.used(), *self._also), line)
             if self.launch.races:
                 self.launch.races.note(self, instruction, line)
             if self.core.data:
