@@ -4,17 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider
 
-.PHONY: demo test test-slow lint bench calibrate clean
+.PHONY: demo test lint bench calibrate clean
 
 demo: $(VENV)/installed
 	$(BIN)/trnsim train examples/gpt.py --instance trn2.3xlarge --lnc 2 --mesh dp=2,tp=2 \
 		--steps 5 --runtime ray --out out/demo
 
 test: $(VENV)/installed-dev
-	$(PYTEST) -m "not slow" tests
-
-test-slow: $(VENV)/installed-dev
-	$(PYTEST) -m slow tests
+	$(PYTEST) tests
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
