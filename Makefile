@@ -28,7 +28,7 @@ calibrate: $(VENV)/installed
 	$(BIN)/trnsim calibrate
 
 # The package is installed as a user would install it, and again whenever a source file changes.
-SOURCES := pyproject.toml $(shell find device collectives cluster -name '*.py' -o -name '*.toml')
+SOURCES := pyproject.toml $(shell find device collectives cluster -name '*.py' -o -name '*.toml' -o -name '*.csv')
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else "trnsim needs Python 3.11 or newer, found %d.%d; set PYTHON=" % v[:2])'
