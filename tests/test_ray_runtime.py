@@ -346,6 +346,25 @@ def command_lines() -> Iterator[str]:
             yield entry.read_text(errors="replace")
 
 
+def test_an_interrupt_while_ray_starts_is_heard_when_it_has(monkeypatch):
+    """Ray would leave the processes that it has started by then."""
+    story = []
+
+    def start(**options):
+        signal.raise_signal(signal.SIGINT)
+        story.append("started")
+
+    monkeypatch.setattr("ray.init", start)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.shutdown", lambda: story.append("stopped"))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    runtime = RayRuntime()
+    with pytest.raises(KeyboardInterrupt):
+        runtime.open(cores(1), all_reduce)
+    assert story == ["started", "stopped"]
+    assert not runtime.folder
+
+
 @pytest.mark.parametrize(
     ("address", "reason"),
     [

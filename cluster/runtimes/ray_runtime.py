@@ -9,9 +9,12 @@ import logging
 import os
 import re
 import shutil
+import signal
 import socket
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -315,6 +318,28 @@ def _bad_address(address: str, reason: str) -> BadInput:
     return BadInput("address", address, f"that of a running Ray ({reason})")
 
 
+@contextmanager
+def _first_interrupt_waits() -> Iterator[None]:
+    """Ctrl-C once is heard at the end: Ray leaves processes behind when its start is cut short."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # where Python delivers no signals
+        return
+    heard: list[int] = []
+
+    def hear(number: int, frame: object) -> None:
+        if heard:
+            raise KeyboardInterrupt
+        heard.append(number)
+
+    before = signal.signal(signal.SIGINT, hear)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if heard:
+        raise KeyboardInterrupt
+
+
 class RayInstance:
     """The Ray instance in use: found, or started here (and then stopped here)."""
 
@@ -354,12 +379,13 @@ class RayInstance:
         self.folder = tempfile.mkdtemp(prefix="trnsim-", dir="/tmp")
         self._connected = True
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        ray.init(
-            address="local",
-            include_dashboard=False,
-            **_QUIET,
-            _temp_dir=self.folder,
-        )
+        with _first_interrupt_waits():
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                **_QUIET,
+                _temp_dir=self.folder,
+            )
 
     def disconnect(self) -> None:
         """Leave Ray; stop it and remove its files if it was started here."""
