@@ -360,7 +360,7 @@ def test_an_interrupt_while_ray_starts_is_heard_when_it_has(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     runtime = RayRuntime()
     with pytest.raises(KeyboardInterrupt):
-        runtime.open(cores(1), step)
+        runtime.open(cores(1), program)
     assert story == ["started", "stopped"]
     assert not runtime.folder
 
