@@ -359,6 +359,23 @@ def test_resident_values_never_overlap_and_leave_room_for_tiles(cores):
 
 # ---- the algebra of axes -----------------------------------------------------------------------
 
+
+def test_64_bit_values_are_moved_but_not_written_by_engines():
+    def function(x):
+        padded = jnp.pad(x, ((1, 0), (0, 2)), constant_values=3)
+        updated = lax.dynamic_update_slice(x, jnp.full((2, 2), 7.0), (1, 1))
+        added = jnp.zeros_like(x).at[jnp.array([2, 2])].add(x[:2])
+        return padded, updated, added, x[jnp.array([1, 0])], x.T, jnp.concatenate([x, x])
+
+    with jax.enable_x64(True):
+        program = Fused(function, np.arange(20.0).reshape(4, 5))
+        for found in (program.evaluate(), program.run()[0]):
+            assert_close(found, program.expected(), 0)
+    hosted = {kernel.name for kernel in program.kernels if kernel.fallback}
+    assert {"pad", "dynamic_update_slice", "scatter"} <= hosted
+    assert not {"gather", "transpose", "concatenate"} & hosted
+
+
 EXTENTS = st.lists(st.integers(1, 5), min_size=1, max_size=4)
 
 

@@ -33,12 +33,24 @@ def kernel(
         wide = node.result_types[1].numpy.itemsize > 4
     empty = any(t.size == 0 for t in (*node.operand_types, *node.result_types))
     if node.name in MOVEMENTS and not empty:
+        if _fills_wide(node, constants):
+            return HostKernel(**fields, fallback=True)
         moved = MOVEMENTS[node.name](**fields)
         return moved if is_row_move(moved) else _streamed(fields, wide)
     if node.name == "reduce" and reducer(node.operation) is not None and not wide and not empty:
         reduction = ReductionKernel(**fields)
         return reduction if reduction.on_device else _streamed(fields, wide)
     return _streamed(fields, wide or empty)
+
+
+def _fills_wide(node: Node, constants: Mapping[int, np.ndarray]) -> bool:
+    """Whether an engine would have to write 64-bit values: DMA only moves them."""
+    kind = node.result_types[0]
+    filled = (
+        operand in constants and source.dtype == kind.dtype
+        for operand, source in zip(node.operation.operands, node.operand_types, strict=True)
+    )
+    return kind.numpy.itemsize > 4 and (node.name in ("pad", "scatter") or any(filled))
 
 
 def _streamed(fields: dict[str, Any], host: bool) -> Kernel:
