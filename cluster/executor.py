@@ -79,13 +79,14 @@ def execute(seat: Seat, call: str, argument: StepCall) -> Execution:
         raise ValueError(f"unknown call {call}")
     loaded: Loaded = seat.loaded["program"]
     address, program = seat.address, loaded.program
+    first = address.core == 0
     if "device" not in seat.state:
         simulated = loaded.fidelity == "instruction"
         seat.state["device"] = Core(load_chip(loaded.chip)) if simulated else None
-    first = address.core == 0
+        if first:  # nothing ever writes into the homes of constants
+            place(seat.arena, program, program.constants)
     if first:
         place(seat.arena, program, argument.place)
-        place(seat.arena, program, program.constants)
     yield Barrier()
     run = _CoreRun(program, address.rank, address.core, seat.arena, seat.state["device"])
     yield from run.block(program.steps)

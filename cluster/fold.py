@@ -14,13 +14,10 @@ from trnsim.device.errors import BadInput, Unsupported
 from trnsim.device.ops.evaluate import CONTROL_FLOW, evaluate
 from trnsim.device.ops.ir import Block, Module, Operation
 
+from .calls import COLLECTIVES
 from .program import Decisions
 
 FOLD_LIMIT = 4096  # elements: index tables of the partitioner are folded, activations are not
-FOREIGN = {
-    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute",
-    "collective_broadcast",
-}  # fmt: skip
 
 Known = dict[int, np.ndarray]
 
@@ -78,7 +75,7 @@ class _Folder:
                 known[operation.results[0]] = np.asarray(self.rank, np.uint32)
             case "replica_id":
                 known[operation.results[0]] = np.asarray(0, np.uint32)
-            case _ if operation.name not in FOREIGN:
+            case _ if operation.name not in COLLECTIVES:
                 self.compute(operation, known)
 
     def compute(self, operation: Operation, known: Known) -> None:

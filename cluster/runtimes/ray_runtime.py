@@ -234,7 +234,6 @@ class _Watch:
     def __init__(self, runtime: RayRuntime) -> None:
         self._runtime = runtime
         self._before: list[Any] = []
-        self._asked: dict[int, tuple[Any, float]] = {}
 
     def look(self, pending: list[int]) -> None:
         """Raise CoreLost for a core that does not answer, `explain`'s error if nothing moves."""

@@ -163,9 +163,7 @@ class Fuser:
         self.sizes: dict[int, int] = {}
         self.uses = self._count_uses(operations)
         self._spaces: dict[int, Space | None] = {}
-        self._identities: dict[int, np.ndarray] = {}
         self._only_matmuls = self._read_by_matmuls_only(operations)
-        self.external: set[int] = set()
 
     def _count_uses(self, operations: Sequence[Operation]) -> dict[int, int]:
         """How many operators read each value; pinned values have one more reader."""

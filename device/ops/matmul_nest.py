@@ -107,7 +107,6 @@ class _Lowering:
         self.blocks = tiles(columns.start, columns.stop, t.columns)
         self.groups = tiles(rows.start, rows.stop, PE * t.group)
         self.depths = tiles(0, kernel.k, PE * t.depth)
-        self.first_row = batch.start * kernel.m + rows.start
         self._made: dict[Hashable, list[Any]] = {}
         self._allocate()
 
