@@ -31,8 +31,10 @@ STEPS = 5
 
 
 @pytest.fixture(scope="module")
-def job() -> TrainingJob:
-    return load_training(EXAMPLE, {"dp": 2, "tp": 2}, STEPS, SMALL)
+def job(tmp_path_factory: pytest.TempPathFactory) -> TrainingJob:
+    text = tmp_path_factory.mktemp("train") / "text"  # the default text changes with the README
+    text.write_text("one fish two fish red fish blue fish\n" * 50)
+    return load_training(EXAMPLE, {"dp": 2, "tp": 2}, STEPS, SMALL | {"text": str(text)})
 
 
 def simulation(job: TrainingJob, lnc: int = 2, **options: Any) -> Simulation:

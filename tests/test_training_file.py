@@ -63,8 +63,10 @@ def line_of(path: str, text: str) -> int:
 # --- what comes back ---------------------------------------------------------------------------
 
 
-def test_job_of_the_example_in_a_child_process() -> None:
-    job = load_training(GPT, {"dp": 2, "tp": 2}, 2, SMALL)
+def test_job_of_the_example_in_a_child_process(tmp_path: Path) -> None:
+    text = tmp_path / "text"  # of the test's own: the default text changes with the README
+    text.write_text("one fish two fish red fish blue fish\n" * 50)
+    job = load_training(GPT, {"dp": 2, "tp": 2}, 2, SMALL | {"text": str(text)})
     assert (job.file, job.mesh, job.lowered.ranks) == (GPT, {"dp": 2, "tp": 2}, 4)
     inputs, outputs = job.lowered.inputs, job.lowered.outputs
     assert [s.name for s in inputs] == [*job.state_names, *job.batch_names]
