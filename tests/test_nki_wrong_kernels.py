@@ -50,7 +50,8 @@ CASES = [
     Case("mixed_dtypes", ("f32[128,128]", "bf16[128,512]"), IllegalInstruction,
          "Matmul: stationary is f32 and moving bf16; f32 pairs only with f32"),
     Case("uninitialised", (X,), IllegalInstruction,
-         "sbuf0 f32[128, 8] in sbuf is read and was never written, or only in part; made at LINE-3"),
+         "sbuf0 f32[128, 8] in sbuf is read and was never written, or only in part; made at "
+         "LINE-3"),
     Case("race", (X,), IllegalInstruction,
          "race: core 1 writes shared_hbm0 f32[128, 8] in hbm while core 0 writes it at LINE; no "
          "barrier orders them", cores=2),
