@@ -186,8 +186,10 @@ class Session:
     def read_scalar(self, tensor: NkiTensor) -> int:
         """The one element of a tensor, as an integer."""
         view = self.operand(tensor)
-        if view.size != 1:
-            raise IllegalInstruction(f"{tensor} has {view.size} elements; a register takes one")
+        if view.size != 1 or view.space == "psum":
+            raise IllegalInstruction(
+                f"{tensor} has {view.size} elements; a register takes one in hbm or sbuf"
+            )
         if not self.data:
             raise BadInput("register_load", tensor, "a run with data")
         self.check_reads((view,), self.line)
@@ -197,8 +199,10 @@ class Session:
     def write_scalar(self, tensor: NkiTensor, value: int) -> None:
         """The one element of a tensor = an integer."""
         view = self.operand(tensor)
-        if view.size != 1:
-            raise IllegalInstruction(f"{tensor} has {view.size} elements; a register has one")
+        if view.size != 1 or view.space == "psum":
+            raise IllegalInstruction(
+                f"{tensor} has {view.size} elements; a register goes into one in hbm or sbuf"
+            )
         if self.data:
             view.array[...] = np.array(value).astype(numpy_dtype(view.dtype))
         tensor.storage.written.add(view)
@@ -221,7 +225,10 @@ class Session:
             self._also.clear()
             raise at_line(error, line) from None
         for view in instruction.writes():
-            self.launch.written(view).add(view)
+            written = self.launch.written(view)
+            written.add(view)
+            if view.space == "psum":
+                written.note_engine(view, instruction.engine)
         also = tuple(self._also)
         self._also.clear()
         start, end = self.core.run(instruction, line, name or "", also)
@@ -242,6 +249,21 @@ class Session:
         self._count += 1
         if self._count % DEADLINE_EVERY == 0:
             self.check_deadline()
+
+    def check_accumulation(self, view: View, stated: bool) -> None:
+        """Before NeuronCore-v4 a matmul adds to what matmuls wrote: others' values are a hazard.
+
+        Where that it adds is not `stated`, zeros are none: overwriting gives the same.
+        """
+        foreign = self.launch.written(view).foreign
+        if foreign is None or self.chip.generation >= 4 or not foreign.any(view):
+            return
+        if stated or (self.data and np.any(view.array)):
+            self.launch.hazard(
+                f"{view} holds what another engine than Tensor wrote; a matmul on "
+                f"{self.chip.name} adds only to what a matmul wrote",
+                self.line,
+            )
 
     def check_reads(self, views: Sequence[View], line: str) -> None:
         """Each view has been written; if not, an error or a finding (see Settings.hazards)."""
