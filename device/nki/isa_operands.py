@@ -94,6 +94,12 @@ def column_view(tensor: Any, operand: str, group: int = LANE_GROUP, bits: bool =
     return IndirectView(base, view(found.index, "index"), tensor.shape[1], group)
 
 
+def refuse_tfloat32(tensor: Any, operand: str) -> None:
+    """The operand may be of any dtype but tfloat32."""
+    if isinstance(tensor, NkiTensor) and tensor.dtype.name == "tfloat32":
+        raise IllegalInstruction(f"{operand} is tfloat32; allowed: any other dtype")
+
+
 def check_moves(dst: NkiTensor, src: NkiTensor) -> None:
     """A copy keeps the bits of packed and exponent dtypes: no cast from or to them.
 
