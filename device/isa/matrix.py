@@ -36,14 +36,13 @@ class OnTensor(Lanes):
     engine = "tensor"
 
     def check_places(self, chip: Chip, dst: View, **operands: View) -> None:
-        """Operands in SBUF, the result in a bank of PSUM."""
+        """Operands in SBUF, the result in PSUM."""
         for operand, view in operands.items():
             self.check_place(chip, operand, view, ("sbuf",))
         self.check_place(chip, "dst", dst, ("psum",))
-        check_banks(self, chip)  # type: ignore[arg-type]
 
     def check_product(self, chip: Chip, dst: View, m: int, n: int) -> None:
-        """dst is [m, n], m and n inside the array's limits."""
+        """dst is [m, n] in a bank of PSUM, m and n inside the array's limits."""
         if m > chip.stationary_free_max:
             raise self.illegal(f"stationary free size is {m}; limit: {chip.stationary_free_max}")
         limit = chip.moving_free_max
@@ -55,6 +54,7 @@ class OnTensor(Lanes):
             raise self.illegal(
                 f"dst has shape {list(dst.shape)}; stationary and moving give [{m}, {n}]"
             )
+        check_banks(self, chip)  # type: ignore[arg-type]
 
     def check_result(self, chip: Chip, dst: View) -> None:
         """The result is float32, or from v4 on bfloat16."""

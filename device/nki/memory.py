@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..errors import OutOfMemory
 from ..memory import ALIGNMENT, Memory, Tensor
 
 POOLED_BYTES = 64 << 20  # of released bytes kept for the next allocations
@@ -52,6 +53,11 @@ class KernelMemory(Memory):
         if self._stated:
             self.used = self._covered()
             self.peak = max(before, self.used)
+
+    def _out_of_memory(self, tensor: Tensor, why: str) -> OutOfMemory:
+        error = super()._out_of_memory(tensor, why)
+        total = self.used + tensor.footprint
+        return OutOfMemory(f"{error}; with {tensor.name} {total} B per partition")
 
     def _covered(self) -> int:
         return self.capacity - sum(end - start for start, end in self._gaps())

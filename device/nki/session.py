@@ -4,7 +4,6 @@
 the kernel calls it; errors get the kernel's source line.
 """
 
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from ..errors import BadInput, DeadlineExceeded, IllegalInstruction, TrnsimError
 from ..isa.base import Instruction
 from ..memory import View
 from .dtypes import as_dtype
-from .errors import at_line
+from .errors import OWN, at_line
 from .memory import KernelMemory
 from .objects import NKIObject
 from .tensor import MemoryRegion, NkiTensor, Storage, as_region
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from .launch import Launch
 
 _running = threading.local()
-_OWN = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, "<frozen")
 DEADLINE_EVERY = 64  # instructions between two looks at the clock
 
 
@@ -90,7 +88,7 @@ class Session:
     @property
     def line(self) -> str:
         """file:line of the kernel that is running."""
-        return kernel_line(_OWN)
+        return kernel_line(OWN)
 
     def enter(self) -> None:
         """This thread now runs this session."""

@@ -482,5 +482,8 @@ def _bounds(tensor: NkiTensor, item: Any, axis: int, extent: int) -> tuple[int, 
 
 
 def _bad_index(tensor: NkiTensor, item: Any, axis: int, extent: int) -> IllegalInstruction:
-    shown = f"{item.start}:{item.stop}:{item.step}" if isinstance(item, slice) else item
+    shown = item
+    if isinstance(item, slice):
+        parts = (item.start, item.stop) if item.step is None else (item.start, item.stop, item.step)
+        shown = ":".join("" if part is None else str(part) for part in parts)
     return IllegalInstruction(f"{tensor}: index {shown} of axis {axis}; its extent is {extent}")

@@ -12,11 +12,12 @@ from ..memory import ITEMSIZE, Tensor, View
 class Written:
     """The written elements of one tensor, whose first partition is `origin`."""
 
-    __slots__ = ("tensor", "full", "unit", "_mask", "_origin")
+    __slots__ = ("tensor", "full", "unit", "line", "_mask", "_origin")
 
     def __init__(self, tensor: Tensor, full: bool = False, origin: int = 0) -> None:
         self.tensor, self.full, self._origin = tensor, full, origin
         self.unit = ITEMSIZE[tensor.dtype]
+        self.line = ""  # of the kernel, where the tensor was made
         self._mask: np.ndarray | None = None
 
     def add(self, view: View) -> None:
