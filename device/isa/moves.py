@@ -401,8 +401,8 @@ class DmaTranspose(Moves):
             raise self.illegal(f"src is {src.dtype} and dst {dst.dtype}; one dtype of 2 or 4 bytes")
         self.check_mode(chip, self.mode, "", False)
         self.check_priority(chip, self.priority)
-        if self.mode not in ("unknown", "hwdge"):
-            raise self.illegal(f"dge_mode is {self.mode}; allowed: unknown, hwdge")
+        if self.mode == "swdge":
+            raise self.illegal(f"dge_mode is {self.mode}; allowed: unknown, none, hwdge")
         if self.mode == "hwdge":
             self._check_hwdge()
 

@@ -173,16 +173,16 @@ def engine_name(engine: Any) -> str:
     """The name of an engine, empty for unknown."""
     if engine is engines.unknown or engine is None:
         return ""
-    if isinstance(engine, engines):
-        return engine.name
-    raise BadInput("engine", engine, [f"nisa.engine.{e.name}" for e in engines])
+    return member(engine, engines, "engine")
 
 
 def member(value: Any, kind: Any, operand: str) -> str:
-    """The name of an enumeration's member."""
-    if not isinstance(value, kind):
-        raise BadInput(operand, value, [f"nisa.{kind.__name__}.{m.name}" for m in kind])
-    return value.name
+    """The name of an enumeration's member, given as itself or by its value."""
+    try:
+        return kind(value).name
+    except ValueError:
+        allowed = [f"nisa.{kind.__name__}.{member.name}" for member in kind]
+        raise BadInput(operand, value, allowed) from None
 
 
 def command_name(command: Any) -> str:

@@ -10,7 +10,6 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from ..chip import Chip, load_chip
-from ..dtypes import numpy_dtype
 from ..errors import BadInput
 from .arrays import is_array, like_inputs, to_numpy
 from .launch import Launch, Settings, check_cores
@@ -195,10 +194,7 @@ def _values(tensor: NkiTensor, launch: Launch) -> np.ndarray:
     view = tensor.device_view()
     if launch.settings.hazards == "error" and not tensor.storage.written.any(view):
         raise BadInput("return", f"{tensor}, never written", "tensors that the kernel writes")
-    array = np.array(view.array)
-    if tensor.dtype.dtype != numpy_dtype(tensor.dtype.device):
-        array = array.view(tensor.dtype.dtype)
-    return array
+    return np.array(view.array).view(tensor.dtype.dtype)
 
 
 def _core_run(session: Session) -> CoreRun:
