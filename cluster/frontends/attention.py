@@ -3,8 +3,8 @@
     out, lse = attention(q, k, v, causal=True)
 
 is plain JAX, with a gradient, and runs anywhere. Where a function is lowered directly, the
-composites that it consists of become the fused kernels of `device/ops/attention.py`; XLA's partitioner takes
-them apart into what they stand for.
+composites that it consists of become the fused kernels of `device/ops/attention.py`; XLA's
+partitioner takes them apart into what they stand for.
 """
 
 from functools import partial
