@@ -240,7 +240,7 @@ def gathered(rows=32, columns=128, index=(32, 1), kind=nl.uint32, dtype=BF16, **
     ("1 byte", lambda: turned((16, 8), (8, 16), nl.uint8), "one dtype of 2 or 4 bytes"),
     ("into hbm", lambda: nisa.dma_transpose(hbm(8, 16), hbm(16, 8)), "dst must be in sbuf"),
     ("swdge", lambda: turned((16, 8), (8, 16), dge_mode=nisa.dge_mode.swdge),
-     "dge_mode is swdge; allowed: unknown, hwdge"),
+     "dge_mode is swdge; allowed: unknown, none, hwdge"),
     ("hwdge rows", lambda: turned((32, 8), (8, 32), dge_mode=HWDGE), "src has 32 rows; hwdge tr"),
     ("hwdge 4 bytes", lambda: turned((16, 8), (8, 16), nl.float32, dge_mode=HWDGE), "2 bytes"),
     ("hwdge width", lambda: nisa.dma_transpose(
