@@ -18,6 +18,7 @@ from rich.table import Table
 from trnsim.device.errors import BadFile, BadInput, Unsupported
 from trnsim.device.isa.base import ENGINES
 from trnsim.device.nki.dtypes import DTYPES, as_dtype
+from trnsim.device.nki.errors import failed
 from trnsim.device.nki.install import install
 from trnsim.device.nki.kernel import Kernel, as_chip, jit, simulate
 from trnsim.device.nki.lint import Finding, lint
@@ -81,10 +82,13 @@ def kernel(
     if linted != "off":
         report_lint(lint(wanted, [*positional, *named.values()]), linted == "error")
     with Console(stderr=True).status("running the kernel"):
-        result = simulate(
-            wanted[lnc] if lnc != 1 else wanted, *positional, chip=target, seed=seed,
-            hazards=hazards, deadline=deadline, **named,
-        )  # fmt: skip
+        try:
+            result = simulate(
+                wanted[lnc] if lnc != 1 else wanted, *positional, chip=target, seed=seed,
+                hazards=hazards, deadline=deadline, **named,
+            )  # fmt: skip
+        except Exception as error:
+            raise failed(error) from error
     write_trace(trace, result)
     if as_json:
         click.echo(json.dumps(summary(result, kernel, positional, named), indent=2))
