@@ -68,7 +68,7 @@ def sendrecv(
         raise at_line(error, line) from None
     if received is not None:
         target.array[...] = received
-    session.launch.written(target).add(target)
+    session.note_write(target)
     met = max(offer[1] for offer in offers) + session.chip.core_barrier_ps
     start, end = _time(session, engine, met, source, target)
     return _done(session, engine, "SendRecv", start, end, line, name)

@@ -201,7 +201,7 @@ class Session:
             raise IllegalInstruction(f"{tensor} has {view.size} elements; a register has one")
         if self.data:
             view.array[...] = np.array(value).astype(numpy_dtype(view.dtype))
-        tensor.storage.written.add(view)
+        self.note_write(view)
 
     # ---- instructions ------------------------------------------------------------------------
 
@@ -221,7 +221,7 @@ class Session:
             self._also.clear()
             raise at_line(error, line) from None
         for view in instruction.writes():
-            self.launch.written(view).add(view)
+            self.note_write(view)
         also = tuple(self._also)
         self._also.clear()
         start, end = self.core.run(instruction, line, name or "", also)
@@ -230,6 +230,17 @@ class Session:
     def written(self, view: View):
         """What has been written of the view's tensor: see `Written`."""
         return self.launch.written(view)
+
+    def note_write(self, view: View) -> None:
+        """The view has been written by the instruction that is running."""
+        written = self.launch.written(view)
+        written.note_write(self._count)
+        written.add(view)
+
+    def check_lives(self) -> None:
+        """Raises OutOfMemory if tensors that were in use at once do not fit."""
+        for memory in (self.core.sbuf, self.core.psum):
+            memory.check_lives()
 
     def check_deadline(self) -> None:
         """Raises DeadlineExceeded if the run has lasted too long."""
@@ -247,5 +258,6 @@ class Session:
         """Each view has been written; if not, an error or a finding (see Settings.hazards)."""
         for view in views:
             written = self.launch.written(view)
+            written.note_read(self._count)
             if not written.full and not written.covers(view):
                 self.launch.uninitialised(view, line)
