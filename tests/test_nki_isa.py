@@ -378,8 +378,8 @@ def _wrong(call):
         (lambda x: nisa.tensor_copy(x, 3.0), "src: 3.0 is not valid; allowed: an NKI tensor"),
         (lambda x: nisa.memset(x, 0, engine=VECTOR), "engine: vector is not valid; allowed: one"),
         (
-            lambda x: nisa.dma_copy(x, x, oob_mode=ONE),
-            "oob_mode: 1 is not valid; allowed: one of",
+            lambda x: nisa.dma_copy(x, x, oob_mode=7),
+            "oob_mode: 7 is not valid; allowed: one of",
         ),
         (lambda x: nisa.iota(x, 3), r"pattern: 3 is not valid; allowed: \[\[step, count\], ...\]"),
         (lambda x: nisa.dma_compute(x, [x, x], nl.add, scales=[1.0, 2.0]), "they must be 1.0"),

@@ -21,6 +21,7 @@ from ..errors import BadInput, IllegalInstruction, TrnsimError
 from ..memory import Memory, Tensor, View
 from .dtypes import DType
 from .errors import DeadlockError, located
+from .memory import KernelMemory
 from .races import Races
 from .session import Session
 from .tensor import MemoryRegion, Storage
@@ -73,6 +74,8 @@ class Launch:
         tensor = storage.tensor
         storage.written.line = storage.line
         self._written[id(tensor)] = storage.written
+        if isinstance(memory, KernelMemory):
+            memory.follow(storage.written)
         weakref.finalize(storage, self._release, tensor, memory)
 
     def _release(self, tensor: Tensor, memory: Memory | None) -> None:
@@ -180,7 +183,9 @@ class Launch:
     def _run_one(self, session: Session, body: Callable[[Session], Any]) -> Any:
         session.enter()
         try:
-            return body(session)
+            result = body(session)
+            session.check_lives()
+            return result
         except TrnsimError as error:
             raise located(error) from None
         finally:

@@ -1,8 +1,11 @@
-"""SBUF and PSUM as kernels use them: tensors that live as long as Python holds them.
+"""SBUF and PSUM as kernels use them: tensors that live as long as Python holds them, or are used.
 
 The vendor's compiler sees the whole kernel and gives tensors distinct addresses while there is
 room, so that a loop's iterations do not wait for each other. Here addresses are given in rotation
-to the same end: the first gap behind the last allocation, then from the start again.
+to the same end: the first gap behind the last allocation, then from the start again. Where there
+is no gap, a tensor that Python still holds may have been read for the last time: the place of those
+that were not used for longest is given again. At the end the lives are known, from the first write
+of a tensor to its last use, and what lived together has to fit.
 
 A tensor that the allocator places has bytes of its own. Tensors at addresses that the kernel
 states share the memory's bytes, and overlap as their addresses do.
@@ -10,12 +13,26 @@ states share the memory's bytes, and overlap as their addresses do.
 
 from collections.abc import Sequence
 
+from typing import NamedTuple
+
 import numpy as np
 
 from ..errors import OutOfMemory
-from ..memory import ALIGNMENT, Memory, Tensor
+from ..memory import ALIGNMENT, LARGEST_HOLDERS, Memory, Tensor
+from .errors import at_line
+from .written import Written
 
 POOLED_BYTES = 64 << 20  # of released bytes kept for the next allocations
+
+
+class Life(NamedTuple):
+    """A tensor from its first write to its last use, by numbers of instructions."""
+
+    first: int
+    last: int
+    nbytes: int  # per partition
+    name: str
+    line: str
 
 
 class KernelMemory(Memory):
@@ -25,6 +42,9 @@ class KernelMemory(Memory):
         super().__init__(*args, **kwargs)
         self._cursor = 0
         self._stated = 0
+        self._lives: dict[int, Written] = {}  # of the tensors held, by id
+        self._past: list[Life] = []
+        self._shares = False  # whether a place was given again
         self._pool: dict[int, list[np.ndarray]] = {}
         self._pooled = 0
 
@@ -38,9 +58,14 @@ class KernelMemory(Memory):
         self._hold(tensor)
         return tensor
 
+    def follow(self, written: Written) -> None:
+        """`written` knows when its tensor, which is held here, is used."""
+        self._lives[id(written.tensor)] = written
+
     def free(self, tensor: Tensor) -> None:
         super().free(tensor)
-        if self._stated:
+        self._end(self._lives.pop(id(tensor)))
+        if self._stated or self._shares:
             self.used = self._covered()
         backing = tensor._bytes
         if backing is not None and len(backing) == tensor.nbytes and self._pooled < POOLED_BYTES:
@@ -50,7 +75,7 @@ class KernelMemory(Memory):
     def _hold(self, tensor: Tensor) -> None:
         before = self.peak
         super()._hold(tensor)
-        if self._stated:
+        if self._stated or self._shares:
             self.used = self._covered()
             self.peak = max(before, self.used)
 
@@ -94,4 +119,66 @@ class KernelMemory(Memory):
                 if start + tensor.footprint <= end:
                     self._cursor = start + tensor.footprint
                     return start
-        raise self._out_of_memory(tensor, f"the largest gap is {self.largest_gap} B")
+        return self._given_again(tensor, step)
+
+    def _given_again(self, tensor: Tensor, step: int) -> int:
+        """The place whose tensors were not used for longest. Raises OutOfMemory if every place
+        has a tensor that is still to be written, or read after its last write."""
+        need, best = tensor.footprint, None
+        starts = {0, *(start for start, _, _ in self._blocks)}
+        if self.bank and need > self.bank // 2:
+            starts = range(0, self.capacity, self.bank)
+        for start in sorted(starts):
+            start = -(-start // step) * step
+            if self.bank and need > self.bank - start % self.bank:
+                start = -(-start // self.bank) * self.bank
+            if start + need > self.capacity:
+                continue
+            used = self._last_use(start, start + need)
+            if used is not None and (best is None or used < best[0]):
+                best = used, start
+        if best is None:
+            raise self._out_of_memory(tensor, f"the largest gap is {self.largest_gap} B")
+        self._shares = True
+        self._cursor = best[1] + need
+        return best[1]
+
+    def _last_use(self, start: int, end: int) -> int | None:
+        """Number of the last instruction that used what lies there; None if one is to come."""
+        last = 0
+        for first, stop, key in self._blocks:
+            if first < end and start < stop:
+                written = self._lives[key]
+                if written.unread:
+                    return None
+                last = max(last, written.last)
+        return last
+
+    def _end(self, written: Written) -> None:
+        if written.first is not None:
+            tensor = written.tensor
+            self._past.append(
+                Life(written.first, written.last, tensor.footprint, tensor.name, written.line)
+            )
+
+    def check_lives(self) -> None:
+        """Raises OutOfMemory, with the line of a tensor, if those in use at once do not fit."""
+        if not self._shares:
+            return
+        for written in self._lives.values():
+            self._end(written)
+        alive: list[Life] = []
+        for life in sorted(self._past):
+            alive = [other for other in alive if other.last > life.first]
+            alive.append(life)
+            used = sum(other.nbytes for other in alive)
+            if used > self.capacity:
+                raise at_line(self._crowded(life, used, alive), life.line)
+
+    def _crowded(self, life: Life, used: int, alive: list[Life]) -> OutOfMemory:
+        largest = sorted(alive, key=lambda other: -other.nbytes)
+        held = ", ".join(f"{other.name} {other.nbytes} B" for other in largest[:LARGEST_HOLDERS])
+        return OutOfMemory(
+            f"{self.space}: {life.name} needs {life.nbytes} B per partition while others are still "
+            f"to be used: {used} B of {self.capacity} B per partition, held by: {held}"
+        )

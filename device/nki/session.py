@@ -205,7 +205,7 @@ class Session:
             )
         if self.data:
             view.array[...] = np.array(value).astype(numpy_dtype(view.dtype))
-        tensor.storage.written.add(view)
+        self.note_write(view)
 
     # ---- instructions ------------------------------------------------------------------------
 
@@ -216,19 +216,20 @@ class Session:
             self._check_clock(line)
             instruction.check(self.chip)
             self.check_reads((*instruction.used(), *self._also), line)
-            if self.launch.races:
-                self.launch.races.note(self, instruction, line)
+            races = self.launch.races
+            doubts = races.note(self, instruction, line) if races else ()
             if self.core.data:
                 with np.errstate(all="ignore"):
                     instruction.execute()
+            if races and doubts:
+                races.settle(doubts, line)
         except TrnsimError as error:
             self._also.clear()
             raise at_line(error, line) from None
         for view in instruction.writes():
-            written = self.launch.written(view)
-            written.add(view)
+            self.note_write(view)
             if view.space == "psum":
-                written.note_engine(view, instruction.engine)
+                self.launch.written(view).note_engine(view, instruction.engine)
         also = tuple(self._also)
         self._also.clear()
         start, end = self.core.run(instruction, line, name or "", also)
@@ -237,6 +238,17 @@ class Session:
     def written(self, view: View):
         """What has been written of the view's tensor: see `Written`."""
         return self.launch.written(view)
+
+    def note_write(self, view: View) -> None:
+        """The view has been written by the instruction that is running."""
+        written = self.launch.written(view)
+        written.note_write(self._count)
+        written.add(view)
+
+    def check_lives(self) -> None:
+        """Raises OutOfMemory if tensors that were in use at once do not fit."""
+        for memory in (self.core.sbuf, self.core.psum):
+            memory.check_lives()
 
     def check_deadline(self) -> None:
         """Raises DeadlineExceeded if the run has lasted too long."""
@@ -269,5 +281,6 @@ class Session:
         """Each view has been written; if not, an error or a finding (see Settings.hazards)."""
         for view in views:
             written = self.launch.written(view)
+            written.note_read(self._count)
             if not written.full and not written.covers(view):
                 self.launch.uninitialised(view, line)
