@@ -7,6 +7,7 @@
 import functools
 import inspect
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -141,6 +142,11 @@ def matmul_operator(x, y):
     return x @ y  # here
 
 
+def loop_target(x):
+    for i, size in enumerate(x.shape):  # here
+        print(i, size)
+
+
 def loop_else(x):
     for _ in range(4):
         pass
@@ -189,7 +195,7 @@ WRONG = [
     (walrus, "walrus"), (set_, "set"), (opened, "with"), (starred, "star"),
     (keyword_star, "star"), (varargs, "varargs"), (keyword_only, "keyword-only"),
     (list_default, "list-argument"), (identity, "is"), (matmul_operator, "matmul-operator"),
-    (loop_else, "loop-else"), (tuple_of_elements, "tuple-assignment"),
+    (loop_target, "loop-target"), (loop_else, "loop-else"), (tuple_of_elements, "tuple-assignment"),
     (several_indices, "tuple-assignment"), (format_spec, "format-spec"),
     (dictionary_key, "dictionary-key"), (large_integer, "integer"),
     (dynamic_in_no_reorder, "dynamic-in-no-reorder"),
@@ -200,6 +206,20 @@ WRONG = [
 def test_each_rule_finds_its_line_and_nothing_else(kernel, rule):
     plain = getattr(kernel, "function", kernel)
     assert rules(kernel) == [(line_of(plain, "# here"), rule)]
+
+
+def test_the_legacy_package_is_found_inside_a_kernel():
+    legacy = ModuleType("neuronxcc.nki.language")
+
+    def kernel(x):
+        return legacy.load(x)  # inside
+
+    assert rules(kernel) == [(line_of(kernel, "# inside"), "legacy")]
+
+
+def test_every_rule_has_its_test():
+    elsewhere = {"decorator", "class-base", "legacy"}
+    assert {rule for _, rule in WRONG} | elsewhere == set(RULES)
 
 
 def test_decorators_of_the_callers_python_are_found_where_they_stand():
