@@ -12,7 +12,6 @@ states share the memory's bytes, and overlap as their addresses do.
 """
 
 from collections.abc import Sequence
-
 from typing import NamedTuple
 
 import numpy as np
