@@ -68,6 +68,12 @@ CASES = [
          "sendrecv (pipe 0) at LINE needs a kernel launched on two cores: kernel[2]"),
     Case("later_generation", (X,), IllegalInstruction,
          "Exponential: needs NeuronCore-v4 or later; trn2 has v3"),
+    Case("private_output", (X,), BadInput,
+         "return: private_hbm0 float32[128, 8] in private_hbm is not valid; allowed: tensors in "
+         "shared_hbm"),
+    Case("unwritten_output", (X,), BadInput,
+         "return: shared_hbm0 float32[128, 8] in shared_hbm, never written is not valid; allowed: "
+         "tensors that the kernel writes"),
     Case("unknown_keyword", (X,), BadInput,
          "nisa.tensor_scalar: got an unexpected keyword argument 'mask' is not valid; allowed: "
          "dst, data, op0, operand0, reverse0, op1, operand1, reverse1, engine, name"),

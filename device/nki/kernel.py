@@ -12,10 +12,11 @@ from threadpoolctl import threadpool_limits
 from ..chip import Chip, load_chip
 from ..errors import BadInput
 from .arrays import is_array, like_inputs, to_numpy
+from .errors import at_line
 from .launch import Launch, Settings, check_cores
 from .result import CoreRun, SimulationResult
 from .session import Session, running
-from .tensor import NkiTensor
+from .tensor import MemoryRegion, NkiTensor
 
 TARGETS = {"gen2": "trn1", "gen3": "trn2", "gen4": "trn3"}
 TARGET_VARIABLE = "NEURON_PLATFORM_TARGET_OVERRIDE"
@@ -189,11 +190,13 @@ def _outputs(value: Any, launch: Launch) -> Any:
 
 
 def _values(tensor: NkiTensor, launch: Launch) -> np.ndarray:
-    if tensor.on_chip:
-        raise BadInput("return", tensor, "tensors in shared_hbm")
+    made = tensor.storage.line  # of what the kernel allocated; an argument may be returned
+    if tensor.on_chip or (made and tensor.buffer is MemoryRegion.private_hbm):
+        raise at_line(BadInput("return", tensor, "tensors in shared_hbm"), made)
     view = tensor.device_view()
     if launch.settings.hazards == "error" and not tensor.storage.written.any(view):
-        raise BadInput("return", f"{tensor}, never written", "tensors that the kernel writes")
+        wrong = BadInput("return", f"{tensor}, never written", "tensors that the kernel writes")
+        raise at_line(wrong, made)
     return np.array(view.array).view(tensor.dtype.dtype)
 
 
