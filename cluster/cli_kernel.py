@@ -21,7 +21,7 @@ from trnsim.device.nki.dtypes import DTYPES, as_dtype
 from trnsim.device.nki.errors import failed
 from trnsim.device.nki.install import install
 from trnsim.device.nki.kernel import Kernel, as_chip, jit, simulate
-from trnsim.device.nki.lint import Finding, lint
+from trnsim.device.nki.lint import Finding, grouped, lint
 from trnsim.device.nki.result import SimulationResult
 from trnsim.device.units import format_bytes, format_time
 
@@ -133,8 +133,8 @@ def report_lint(findings: Sequence[Finding], refuse: bool) -> None:
     if findings and refuse:
         more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
         raise Unsupported(f"{findings[0]}{more}")
-    for finding in findings:
-        click.secho(str(finding), fg="yellow", err=True)
+    for line in grouped(findings):
+        click.secho(line, fg="yellow", err=True)
 
 
 def parse_argument(text: str, random: np.random.Generator) -> tuple[str, Any]:

@@ -12,7 +12,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from trnsim.device.nki.lint import RULES, Finding, lint
+from trnsim.device.nki.lint import RULES, Finding, grouped, lint
 
 from . import nki_kernels
 from .nki_command import run_command
@@ -142,6 +142,13 @@ def matmul_operator(x, y):
     return x @ y  # here
 
 
+def loop_body_return(x, register):
+    def body(i):
+        return i  # here
+
+    nl.fori_loop(0, register, body)
+
+
 def loop_target(x):
     for i, size in enumerate(x.shape):  # here
         print(i, size)
@@ -192,9 +199,9 @@ WRONG = [
     (comprehension, "comprehension"), (generator_expression, "comprehension"),
     (generator, "generator"), (asynchronous, "async"), (tried, "try"), (raised, "raise"),
     (matched, "match"), (deleted, "del"), (imported, "import"), (globals_, "global"),
-    (walrus, "walrus"), (set_, "set"), (opened, "with"), (starred, "star"),
-    (keyword_star, "star"), (varargs, "varargs"), (keyword_only, "keyword-only"),
-    (list_default, "list-argument"), (identity, "is"), (matmul_operator, "matmul-operator"),
+    (walrus, "walrus"), (set_, "set"), (opened, "with"), (starred, "star"), (keyword_star, "star"),
+    (varargs, "varargs"), (keyword_only, "keyword-only"), (list_default, "list-argument"),
+    (identity, "is"), (matmul_operator, "matmul-operator"), (loop_body_return, "loop-body-return"),
     (loop_target, "loop-target"), (loop_else, "loop-else"), (tuple_of_elements, "tuple-assignment"),
     (several_indices, "tuple-assignment"), (format_spec, "format-spec"),
     (dictionary_key, "dictionary-key"), (large_integer, "integer"),
@@ -324,6 +331,16 @@ def test_findings_print_their_place_and_what_to_write():
     finding = Finding("k.py", 3, "is")
     assert str(finding) == f"k.py:3: is: {RULES['is']}"
     assert "compare with == or !=" in finding.message
+
+
+def test_one_line_for_each_rule_of_a_file():
+    found = [Finding("k.py", line, "is") for line in range(1, 13)]
+    text = str(found[0])
+    assert grouped([found[0], Finding("k.py", 3, "del"), found[4]]) == (
+        f"{text}; also at 5",
+        f"k.py:3: del: {RULES['del']}",
+    )
+    assert grouped(found) == (f"{text}; also at 2, 3, 4, 5, 6, 7, 8, 9 and 3 more",)
 
 
 # ---- on the command line -----------------------------------------------------------------------

@@ -51,6 +51,8 @@ RULES = {
     "decorator": f"a decorator other than nki.jit, dataclass and staticmethod ({FRONT_END})",
     "class-base": f"a class that does not inherit from NKIObject or Enum alone ({GUIDE}, "
     "Class Support)",
+    "loop-body-return": "a value returned from the body of nl.fori_loop; keep it in SBUF or HBM "
+    f"({MIGRATION}, 0.6)",
     "dynamic-in-no-reorder": "a dynamic loop inside nl.no_reorder; put no_reorder into the loop "
     f"({MIGRATION}, 0.6; nki-dynamic-loops)",
     "legacy": f"neuronxcc.nki inside a kernel ({MIGRATION}, 0.4)",
@@ -68,7 +70,8 @@ _NODES: dict[type[ast.AST], str] = {
     ast.Starred: "star",
 }  # fmt: skip
 _DYNAMIC = frozenset({"fori_loop", "while_loop", "dynamic_range"})
-_BODIES = frozenset({"fori_loop", "while_loop"})
+_BODIES = ("fori_loop", "while_loop")
+_LINES_SHOWN = 8
 _DECORATORS = frozenset({"jit", "dataclass", "staticmethod"})
 _BASES = frozenset({"NKIObject", "Enum", "NamedTuple"})
 _INT32 = range(-(2**31), 2**32)  # signed or unsigned
@@ -91,6 +94,22 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}: {self.rule}: {self.message}"
+
+
+def grouped(findings: Sequence[Finding]) -> tuple[str, ...]:
+    """One line of text for each rule of a file: its first place, and the lines of the others."""
+    places: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        places.setdefault((finding.file, finding.rule), []).append(finding)
+    return tuple(_with_others(first, others) for first, *others in places.values())
+
+
+def _with_others(first: Finding, others: Sequence[Finding]) -> str:
+    if not others:
+        return str(first)
+    lines = ", ".join(str(other.line) for other in others[:_LINES_SHOWN])
+    more = len(others) - _LINES_SHOWN
+    return f"{first}; also at {lines}" + (f" and {more} more" if more > 0 else "")
 
 
 def lint(kernel: Any, arguments: Sequence[Any] = ()) -> tuple[Finding, ...]:
@@ -200,16 +219,14 @@ def _places(definition: Definition, names: dict[str, Any]) -> list[Place]:
     return places.found
 
 
-def _loop_bodies(definition: Definition) -> set[str]:
-    """Names that are passed to nl.fori_loop and nl.while_loop."""
-    calls = [node for node in ast.walk(definition) if isinstance(node, ast.Call)]
-    given = [
-        value
-        for call in calls
-        if _last(call.func) in _BODIES
-        for value in (*call.args, *(word.value for word in call.keywords))
-    ]
-    return {value.id for value in given if isinstance(value, ast.Name)}
+def _loop_bodies(definition: Definition) -> dict[str, set[str]]:
+    """Names that are passed to nl.fori_loop, and to nl.while_loop."""
+    found: dict[str, set[str]] = {loop: set() for loop in _BODIES}
+    for call in ast.walk(definition):
+        if isinstance(call, ast.Call) and _last(call) in found:
+            given = (*call.args, *(word.value for word in call.keywords))
+            found[_last(call)].update(value.id for value in given if isinstance(value, ast.Name))
+    return found
 
 
 class _Places(ast.NodeVisitor):
@@ -267,11 +284,19 @@ class _Places(ast.NodeVisitor):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         """A function inside: the body of a dynamic loop, or refused."""
-        if node.name not in self._bodies:
+        loops = {loop for loop, bodies in self._bodies.items() if node.name in bodies}
+        if not loops:
             self.add(node, "inner-function")
+        if "fori_loop" in loops:
+            self._check_returns(node)
         self.check_function(node)
         for statement in node.body:
             self.visit(statement)
+
+    def _check_returns(self, body: ast.FunctionDef) -> None:
+        for node in ast.walk(body):
+            if isinstance(node, ast.Return) and node.value is not None:
+                self.add(node, "loop-body-return")
 
     # ---- statements --------------------------------------------------------------------------
 
