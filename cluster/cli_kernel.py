@@ -1,6 +1,7 @@
 """`trnsim kernel FILE.py:NAME`: an NKI kernel on random or given inputs, and its modelled time."""
 
 import ast
+import importlib
 import importlib.util
 import json
 import re
@@ -114,17 +115,28 @@ def load_kernel(place: str) -> Kernel:
 
 
 def _module(path: Path) -> ModuleType:
+    """The module of a file, under its dotted name if it lies in a package."""
     install()
+    root, names = path.resolve().parent, [path.stem]
+    while (root / "__init__.py").is_file():
+        root, names = root.parent, [root.name, *names]
+    sys.path.insert(0, str(root))
+    try:
+        if len(names) > 1:
+            return importlib.import_module(".".join(names))
+        return _executed(path)
+    except (SyntaxError, ImportError) as error:
+        raise BadFile(f"{path}: {error}") from None
+
+
+def _executed(path: Path) -> ModuleType:
+    """The file's module under its own name, whatever is imported by that name already."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise BadInput("kernel", path, "a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    sys.path.insert(0, str(path.resolve().parent))
-    try:
-        spec.loader.exec_module(module)
-    except (SyntaxError, ImportError) as error:
-        raise BadFile(f"{path}: {error}") from None
+    spec.loader.exec_module(module)
     return module
 
 

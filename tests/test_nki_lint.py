@@ -382,6 +382,18 @@ def test_the_command_warns_and_runs(capsys, monkeypatch, double):
     assert (code, err) == (0, "")
 
 
+def test_the_command_takes_a_file_of_a_package(capsys, monkeypatch, tmp_path):
+    package = tmp_path / "gold_kernels"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "sizes.py").write_text("FACTOR = 2.0\n")
+    source = "from .sizes import FACTOR\n" + SOURCE.replace("2.0", "FACTOR")
+    (package / "double.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    code, out, err = run(capsys, monkeypatch, package / "double.py", "--lint", "off", "--json")
+    assert (code, err) == (0, "") and '"time_ps"' in out
+
+
 def test_the_command_refuses_when_asked_to(capsys, monkeypatch, double):
     code, out, err = run(capsys, monkeypatch, double, "--lint", "error")
     assert (code, out, err.count("\n")) == (2, "", 1)
