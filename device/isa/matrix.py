@@ -9,6 +9,7 @@ from ..arithmetic import convert
 from ..chip import Chip
 from ..memory import ITEMSIZE, View
 from .base import is_wide, lane_cycles
+from .indirection import IndirectView
 from .lanes import Lanes
 from .numerics import FLOAT32, cast, load, to_tfloat32
 from .tensor import _buffer, check_banks
@@ -317,7 +318,7 @@ def scale_rows(partitions: int) -> np.ndarray:
 
 def scale_views(scale: View, partitions: int, columns: int) -> tuple[View, ...]:
     """The part of a scale tensor that belongs to data of that many partitions and columns."""
-    if len(scale.shape) != 2:
+    if len(scale.shape) != 2 or isinstance(scale, IndirectView):
         return (scale,)
     rows = QUADRANT // MX_GROUP_PARTITIONS
     return tuple(scale[first : first + rows, :columns] for first in range(0, partitions, QUADRANT))
