@@ -269,10 +269,11 @@ def test_cores_that_write_the_same_values_do_not_race():
 
     @jit
     def kernel(x):
-        return saved(nl.load(x))
+        halfway = saved(nl.load(x))
+        return saved(nl.load(halfway[0:64]))
 
     x = floats(128, 8)
-    np.testing.assert_array_equal(simulate(kernel[2], x).output, x)
+    np.testing.assert_array_equal(simulate(kernel[2], x).output, x[:64])
 
 
 @pytest.mark.parametrize(("rows", "races"), [((0, 1), False), ((1, 1), True)])
