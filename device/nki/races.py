@@ -2,7 +2,8 @@
 
 Accesses of different cores are ordered only if the cores have met (barrier, sendrecv) in between.
 Two that overlap, of which one is a write, between the same two meetings are a race; but a write
-that leaves every byte as it is is none: cores that do not share the work write the same twice.
+that leaves every byte as it is is none, nor is reading what the core wrote itself: cores that do
+not share the work write the same twice.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -94,6 +95,8 @@ class Races:
                 continue
             for other in accesses:
                 if other.meetings == session.meetings and _share_elements(access, other):
+                    if does == "reads" and self._wrote(session, access):
+                        return
                     message = (
                         f"race: core {session.program} {does} {view} while core {core} {did} it "
                         f"at {other.line}; no barrier orders them"
@@ -103,6 +106,21 @@ class Races:
                     else:
                         doubts.append(Doubt(view, view.array.copy(), message))
                     return
+
+
+    def _wrote(self, session: "Session", access: Access) -> bool:
+        """Whether the core wrote all that it reads itself since the cores met."""
+        touched = Written(access.view.tensor)
+        for own in self._writes[id(access.view.tensor)][session.program]:
+            if own.meetings == session.meetings and own.rows is None:
+                if _place(own.view) == _place(access.view):
+                    return True
+                touched.add(own.view)
+        return touched.covers(access.view)
+
+
+def _place(view: View) -> tuple:
+    return view.dtype, view.offset, view.shape, view.strides
 
 
 def _rows(instruction: Instruction, view: View) -> np.ndarray | None:

@@ -247,7 +247,8 @@ class Session:
 
     def check_lives(self) -> None:
         """Raises OutOfMemory if tensors that were in use at once do not fit."""
-        for memory in (self.core.sbuf, self.core.psum):
+        memories: Any = (self.core.sbuf, self.core.psum)
+        for memory in memories:
             memory.check_lives()
 
     def check_deadline(self) -> None:
