@@ -1,13 +1,11 @@
 """`trnsim kernel FILE.py:NAME`: an NKI kernel on random or given inputs, and its modelled time."""
 
 import ast
-import importlib.util
 import json
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import click
@@ -18,10 +16,11 @@ from rich.table import Table
 from trnsim.device.errors import BadFile, BadInput
 from trnsim.device.isa.base import ENGINES
 from trnsim.device.nki.dtypes import DTYPES, as_dtype
-from trnsim.device.nki.install import install
-from trnsim.device.nki.kernel import Kernel, as_chip, jit, simulate
+from trnsim.device.nki.kernel import as_chip, simulate
 from trnsim.device.nki.result import SimulationResult
 from trnsim.device.units import format_bytes, format_time
+
+from .kernel_file import load_kernel
 
 LINES_SHOWN = 10
 SHORT = {
@@ -86,35 +85,6 @@ def kernel(
 
 
 # ---- what to run -----------------------------------------------------------------------------
-
-
-def load_kernel(place: str) -> Kernel:
-    """The kernel at FILE.py:NAME. Raises BadInput if there is no such file or name."""
-    file, colon, name = place.rpartition(":")
-    path = Path(file)
-    if not colon or not path.is_file():
-        raise BadInput("kernel", place, "FILE.py:NAME of a file that exists")
-    module = _module(path)
-    found = getattr(module, name, None)
-    if not callable(found):
-        names = [key for key, value in vars(module).items() if isinstance(value, Kernel)]
-        raise BadInput("kernel", name, names)
-    return jit(found)
-
-
-def _module(path: Path) -> ModuleType:
-    install()
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise BadInput("kernel", path, "a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    sys.path.insert(0, str(path.resolve().parent))
-    try:
-        spec.loader.exec_module(module)
-    except (SyntaxError, ImportError) as error:
-        raise BadFile(f"{path}: {error}") from None
-    return module
 
 
 def parse_argument(text: str, random: np.random.Generator) -> tuple[str, Any]:

@@ -113,6 +113,14 @@ def as_chip(chip: str | Chip | None) -> Chip:
 
 def _run(kernel: Kernel, settings: Settings, args: tuple, kwargs: dict) -> SimulationResult:
     launch = Launch(settings)
+    body = program(kernel, launch, args, kwargs)
+    with threadpool_limits(1):  # the number of threads changes bits
+        results = launch.run(body)
+    return result_of(kernel, launch, results)
+
+
+def program(kernel: Kernel, launch: Launch, args: tuple, kwargs: dict) -> Callable[[Session], Any]:
+    """What each core of the launch runs: the kernel on its arguments, which are now in HBM."""
     names = _names(kernel.function, args, kwargs)
     inputs = [_adopt(launch, value, name) for value, name in zip(args, names, strict=False)]
     named = {name: _adopt(launch, value, name) for name, value in kwargs.items()}
@@ -122,8 +130,12 @@ def _run(kernel: Kernel, settings: Settings, args: tuple, kwargs: dict) -> Simul
         rest = {name: _wrapped(value) for name, value in named.items()}
         return kernel.function(*own, **rest)
 
-    with threadpool_limits(1):  # the number of threads changes bits
-        results = launch.run(body)
+    return body
+
+
+def result_of(kernel: Kernel, launch: Launch, results: list[Any]) -> SimulationResult:
+    """The outputs of a launch that has ended with these results of its cores, and its time."""
+    settings = launch.settings
     hooks = [hook for session in launch.sessions for hook in session.hooks]
     hooks += ["with_schedule"] if "schedule" in kernel.options else []
     return SimulationResult(

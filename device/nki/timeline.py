@@ -30,12 +30,17 @@ class KernelTimeline(Timeline):
 
     def ready(self, engine: str, reads: Sequence[View], writes: Sequence[View]) -> int:
         """When `engine` is free and what it would read and write is ready and visible."""
-        number = ENGINES.index(engine)
-        time = max(self._free[number], self._floor)
+        return max(self._free[ENGINES.index(engine)], self.settled(reads, writes))
+
+    def settled(self, reads: Sequence[View], writes: Sequence[View]) -> int:
+        """When what somebody would read and write is ready and visible."""
+        time = self._floor
         for view in (*reads, *writes):
             if view.space == "hbm":
                 for near in self._extent(view).near:
-                    time = max(time, near.writes.done(view), near.reads.done(view))
+                    time = max(time, near.writes.done(view))
+                    if view in writes:
+                        time = max(time, near.reads.done(view))
                 continue
             clock = self._clocks.get(view.region) or self._new_clock(view.region)
             for near in clock.near:
@@ -49,15 +54,23 @@ class KernelTimeline(Timeline):
     ) -> None:
         """`engine` works from `start` to `end`, as agreed with others, on these regions."""
         number = ENGINES.index(engine)
-        self.count += 1
         self._busy[number] += end - start
         self._free[number] = max(self._free[number], end)
+        self._until(number, end, self.dma_semaphore_ps * (engine == "dma"), reads, writes)
+
+    def beside(self, stream: int, end: int, reads: Sequence[View], writes: Sequence[View]) -> None:
+        """A CC-core's stream, which is none of the engines, works on these regions until `end`."""
+        self._until(len(ENGINES) + stream, end, self.dma_semaphore_ps, reads, writes)
+
+    def _until(
+        self, number: int, end: int, semaphore: int, reads: Sequence[View], writes: Sequence[View]
+    ) -> None:
+        self.count += 1
         used = [self._clock_of(view) for view in reads if view.space != "hbm"]
         changed = [self._clock_of(view) for view in writes if view.space != "hbm"]
-        seen = end + self.dma_semaphore_ps if engine == "dma" else end
-        self._note(number, used, seen, changed, end, seen - end)
-        self._note_hbm(reads, writes, seen)
-        self._end = max(self._end, seen)
+        self._note(number, used, end + semaphore, changed, end, semaphore)
+        self._note_hbm(reads, writes, end + semaphore)
+        self._end = max(self._end, end + semaphore)
 
     def take_dma(self, earliest: int, duration: int) -> tuple[int, int]:
         """(start, end) of `duration` of the DMA engines' idle time, from `earliest` on."""
