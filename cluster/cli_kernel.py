@@ -38,7 +38,7 @@ _SHAPED = re.compile(r"([a-z][a-z0-9_]*)\[([0-9, ]*)\]")
     help="An argument, in order: f32[4096,1024] (random), FILE.npy, or a Python literal; "
     "NAME=ARG for a keyword.",
 )  # fmt: skip
-@click.option("--chip", default="trn2", show_default=True, help="trn1, inf2, trn2, trn3.")
+@click.option("--chip", help="trn1, inf2, trn2, trn3. Default: that of the instance, or trn2.")
 @click.option("--lnc", type=int, default=1, show_default=True, help="Cores of kernel[n]: 1 or 2.")
 @click.option("--seed", default=0, show_default=True, help="Of the random inputs.")
 @click.option(
@@ -51,9 +51,18 @@ _SHAPED = re.compile(r"([a-z][a-z0-9_]*)\[([0-9, ]*)\]")
     help="Trace for ui.perfetto.dev: a track per engine and DMA queue.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
+@click.option("--instance", help="Run on its ranks: random inputs of their own, nki.collectives.")
+@click.option("--ranks", type=int, help="How many; default: all logical cores of the nodes.")
+@click.option("--nodes", default=1, show_default=True, help="Instances, joined by EFA.")
+@click.option(
+    "--runtime", type=click.Choice(["local", "ray"]), default="local", show_default=True,
+    help="In process, or a Ray actor for each rank.",
+)  # fmt: skip
+@click.option("--address", help="Of a running Ray instance.")
 def kernel(
-    kernel: str, arguments: Sequence[str], chip: str, lnc: int, seed: int, hazards: str,
-    deadline: float, trace: Path, as_json: bool,
+    kernel: str, arguments: Sequence[str], chip: str | None, lnc: int, seed: int, hazards: str,
+    deadline: float, trace: Path, as_json: bool, instance: str | None, ranks: int | None,
+    nodes: int, runtime: str, address: str | None,
 ) -> None:  # fmt: skip
     """Simulate the NKI kernel NAME of FILE.py and print its modelled time.
 
@@ -62,7 +71,22 @@ def kernel(
 
     `import nki` in FILE.py is the simulator. Times are modelled (virtual) time of the hardware in
     program order of each engine, launch included; busy times are sums over the cores.
+
+    With --instance it runs on many ranks. An argument groups[N] is a ReplicaGroup of N ranks each:
+
+    \b
+        trnsim kernel my_kernels.py:reduce --arg f32[128,512] --arg groups[8] \\
+            --instance trn2.48xlarge --ranks 64 --lnc 2
     """
+    if instance is not None or ranks is not None or nodes != 1 or runtime != "local":
+        from .cli_kernel_ranks import run_ranks
+
+        run_ranks(
+            kernel, arguments, chip=chip, lnc=lnc, seed=seed, hazards=hazards, deadline=deadline,
+            trace=trace, as_json=as_json, instance=instance, ranks=ranks, nodes=nodes,
+            runtime=runtime, address=address,
+        )  # fmt: skip
+        return
     target = as_chip(chip)
     wanted, positional, named = load_kernel(kernel), [], {}
     random = np.random.default_rng(seed)
@@ -221,13 +245,20 @@ def _lines(result: SimulationResult) -> Table:
 
 def write_trace(path: Path, result: SimulationResult) -> None:
     """A trace for ui.perfetto.dev: a process per core, a track per engine and DMA queue."""
+    write_entries(path, trace_entries(result))
+
+
+def trace_entries(
+    result: SimulationResult, first: int = 0, prefix: str = ""
+) -> list[dict[str, Any]]:
+    """The entries of a result's cores as processes from number `first` on, named `prefix` core."""
     entries: list[dict[str, Any]] = []
     launch = result.chip.kernel_launch_ps
-    for number, core in enumerate(result.cores):
+    for number, core in enumerate(result.cores, start=first):
         tracks: dict[str, int] = {}
-        entries.append(_name(number, 0, "process_name", f"core {number}"))
+        entries.append(_name(number, 0, "process_name", f"{prefix}core {number - first}"))
         for event in core.events:
-            track = f"dma {event.queue}" if event.queue else event.engine
+            track = f"{event.engine} {event.queue}" if event.queue else event.engine
             if track not in tracks:
                 tracks[track] = len(tracks) + 1
                 entries.append(_name(number, tracks[track], "thread_name", track))
@@ -237,6 +268,11 @@ def write_trace(path: Path, result: SimulationResult) -> None:
                 "ts": (launch + event.start) / 1e6, "dur": (event.end - event.start) / 1e6,
                 "args": {"line": event.line, "opcode": event.opcode, "hbm_bytes": event.nbytes},
             })  # fmt: skip
+    return entries
+
+
+def write_entries(path: Path, entries: list[dict[str, Any]]) -> None:
+    """Writes a trace in one step. Raises BadInput if the file cannot be written."""
     partial = path.with_suffix(path.suffix + ".partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ collectives go from rank to rank by the runtime's messages, as a schedule's `Exc
 
 import contextlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -36,11 +36,11 @@ Steps = Generator[tuple[Stand, ...], Mapping[int, Landed], list[Any]]
 
 @wire.register
 @dataclass(frozen=True)
-class KernelStart:
-    """Arguments of the kernel on this rank."""
+class Ranked:
+    """Arguments of the kernel on one rank."""
 
-    args: tuple
-    kwargs: dict[str, Any]
+    args: tuple = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
 
 
 @wire.register
@@ -112,7 +112,7 @@ class KernelJob:
 class _Rank:
     """A rank's launch, between its stops."""
 
-    def __init__(self, job: KernelJob, rank: int, start: KernelStart) -> None:
+    def __init__(self, job: KernelJob, rank: int, start: Ranked) -> None:
         self.job, self.rank = job, rank
         self.fabric: KernelFabric = shared_fabric(job.machine)
         self.kernel = job.kernel or load_kernel(job.place)

@@ -28,7 +28,7 @@ from .kernel_execution import (
     KernelAnswer,
     KernelEnd,
     KernelJob,
-    KernelStart,
+    Ranked,
     State,
     portable,
     unpacked,
@@ -40,9 +40,10 @@ from .train import make_runtime
 
 SEAT_BYTES = 4096  # of a rank's arena in the runtime: a kernel keeps its HBM itself
 
-One = tuple | Mapping[str, Any]
+One = tuple | Mapping[str, Any] | Ranked
 Inputs = One | list | Callable[[int], One]
-"""Arguments of a kernel: a tuple or dict for all ranks, a list of one for each, or a function."""
+"""Arguments of a kernel for all ranks (positional, named, both), a list of one for each rank, or a
+function of the rank."""
 
 
 @dataclass(frozen=True)
@@ -98,9 +99,9 @@ def simulate_ranks(
     if instance is None:
         if ranks not in (None, 1) or nodes != 1 or runtime != "local":
             raise BadInput("instance", "none", "an instance for several ranks, nodes, or Ray")
-        args, kwargs = _arguments(inputs, 0, 1)
+        given = _arguments(inputs, 0, 1)
         options = {"chip": chip, "seed": seed, "hazards": hazards, "deadline": deadline}
-        return RanksResult((simulate(made, *args, **options, **kwargs),))
+        return RanksResult((simulate(made, *given.args, **options, **given.kwargs),))
     _check_instance(instance, cores, chip)
     available = nodes * load_instance(instance).logical_cores(cores)
     machine = Machine(instance, available if ranks is None else ranks, cores, nodes, algorithm)
@@ -108,9 +109,7 @@ def simulate_ranks(
         machine, made if runtime == "local" else None, "" if runtime == "local" else _place(made),
         made.cores is not None, seed, _hazards(hazards), deadline,
     )  # fmt: skip
-    starts = [
-        KernelStart(*_arguments(inputs, rank, machine.ranks)) for rank in range(machine.ranks)
-    ]
+    starts = [_arguments(inputs, rank, machine.ranks) for rank in range(machine.ranks)]
     with make_runtime(runtime, address) as cores_of:
         return _Coordinator(job, cores_of).run(starts)
 
@@ -124,7 +123,7 @@ class _Coordinator:
         self.uses: list[CollectiveUse] = []
         self.settled = 0
 
-    def run(self, starts: Sequence[KernelStart]) -> RanksResult:
+    def run(self, starts: Sequence[Ranked]) -> RanksResult:
         """All ranks, from start to end."""
         travels = bool(self.job.place)
         given = [_portable(start) for start in starts] if travels else starts
@@ -166,9 +165,9 @@ def _answer(number: int, meeting: Meeting, times: Times, rank: int) -> KernelAns
     )  # fmt: skip
 
 
-def _portable(start: KernelStart) -> KernelStart:
+def _portable(start: Ranked) -> Ranked:
     named = {name: portable(value) for name, value in start.kwargs.items()}
-    return KernelStart(tuple(map(portable, start.args)), named)
+    return Ranked(tuple(map(portable, start.args)), named)
 
 
 # ---- what was asked for ----------------------------------------------------------------------
@@ -199,19 +198,21 @@ def _hazards(asked: str | None) -> str:
     return found
 
 
-def _arguments(inputs: Inputs, rank: int, ranks: int) -> tuple[tuple, dict[str, Any]]:
-    """(positional, named) arguments of a rank. Raises BadInput."""
-    given = inputs
+def _arguments(inputs: Inputs, rank: int, ranks: int) -> Ranked:
+    """The arguments of a rank. Raises BadInput."""
+    given: Any = inputs
     if isinstance(inputs, list):
         if len(inputs) != ranks:
             raise BadInput("inputs", f"a list of {len(inputs)}", f"one for each of {ranks} ranks")
         given = inputs[rank]
     elif callable(inputs):
         given = inputs(rank)
+    if isinstance(given, Ranked):
+        return given
     if isinstance(given, Mapping):
-        return (), dict(given)
+        return Ranked(kwargs=dict(given))
     if isinstance(given, tuple):
-        return given, {}
+        return Ranked(given)
     raise BadInput(
         "inputs", type(given).__name__, "a tuple or dict of arguments, or a list of them"
     )
@@ -224,10 +225,3 @@ def _place(kernel: Kernel) -> str:
     if file is None or not Path(file).is_file() or not name.isidentifier():
         raise BadInput("kernel", name, "a function at the top of a file, for runtime ray")
     return f"{Path(file).resolve()}:{name}"
-
-
-def timings(result: RanksResult) -> list[tuple[int, int]]:
-    """(rank, ps) of all ranks, the slowest first."""
-    return sorted(
-        enumerate(rank.time for rank in result.ranks), key=lambda item: (-item[1], item[0])
-    )
