@@ -89,12 +89,18 @@ class KernelJob:
     seed: int = 0
     hazards: str = "error"
     deadline: float = 3600.0
+    started: list["_Rank"] = field(default_factory=list, compare=False, repr=False)
 
     def __call__(self, seat: Seat, call: str, argument: Any) -> Execution:
-        rank = seat.address.rank
         if call == "start":
-            seat.state["rank"] = _Rank(self, rank, argument)
+            seat.state["rank"] = rank = _Rank(self, seat.address.rank, argument)
+            self.started.append(rank)
         return seat.state["rank"].advance([] if call == "start" else argument)
+
+    def stop(self) -> None:
+        """Ends the threads of ranks in this process that have not come to their end."""
+        while self.started:
+            self.started.pop().stop()
 
     @property
     def chip(self) -> Chip:
@@ -121,6 +127,11 @@ class _Rank:
             body = program(self.kernel, self.launch, start.args, start.kwargs)
         self.steps: Steps | None = self.launch.steps(body)
         self.state: State | None = None
+
+    def stop(self) -> None:
+        """Ends the kernel where it stands."""
+        if self.steps is not None:
+            self.steps.close()
 
     def advance(self, answers: Sequence[KernelAnswer]) -> Execution:
         """Carries out what was settled and runs on; the value is the rank's new state."""

@@ -116,6 +116,7 @@ class KernelFabric:
         self._plans: dict[tuple, Plan] = {}
         self._flying: dict[tuple, list[_Flying]] = {}
         self._orders: dict[tuple[int, ...], np.ndarray] = {}
+        self._shares: dict[Request, list[Share]] = {}
 
     # ---- what kernels ask ----------------------------------------------------------------
 
@@ -179,6 +180,13 @@ class KernelFabric:
 
     def shares(self, request: Request, sends: Sends) -> list[Share]:
         """The collectives that a request is: one per channel, and per kind of group."""
+        if request.variable:
+            return self._shared_out(request, sends)
+        if request not in self._shares:
+            self._shares[request] = self._shared_out(request, sends)
+        return self._shares[request]
+
+    def _shared_out(self, request: Request, sends: Sends) -> list[Share]:
         found: dict[tuple[int, Collective], list[tuple[int, ...]]] = {}
         for index, count in enumerate(request.counts):
             for group in request.groups:

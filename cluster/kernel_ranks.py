@@ -110,8 +110,11 @@ def simulate_ranks(
         made.cores is not None, seed, _hazards(hazards), deadline,
     )  # fmt: skip
     starts = [_arguments(inputs, rank, machine.ranks) for rank in range(machine.ranks)]
-    with make_runtime(runtime, address) as cores_of:
-        return _Coordinator(job, cores_of).run(starts)
+    try:
+        with make_runtime(runtime, address) as cores_of:
+            return _Coordinator(job, cores_of).run(starts)
+    finally:
+        job.stop()
 
 
 class _Coordinator:

@@ -186,8 +186,8 @@ class Call:
         parts = parts or Parts(self.size)
         shares = self.size if parts.cut is not None else 1
         counts = tuple(sum(t.size for t in some) // shares for some in self.srcs)
-        request = self.request(counts, reduction, pairs)
-        landed = self.meet(request, self._rows(parts, reduction), self._reduce_ps())
+        self.come(self.request(counts, reduction, pairs), self._reduce_ps())
+        landed = self.collect(self._rows(parts, reduction))
         rank = self.session.launch.rank
         if pairs and rank not in [target for _, target in pairs]:
             self.finish(landed, [])
@@ -216,10 +216,11 @@ class Call:
         seen = self.srcs[0][0].buffer is MemoryRegion.shared_hbm or launch.settings.cores == 1
         return None if seen and not self.on_chip else self.session.program
 
-    def meet(
-        self, request: Request, rows: tuple, delay: int = 0, sends: tuple[int, ...] = ()
-    ) -> Landed:
-        """Comes to the other ranks `delay` ps after operands are ready and streams are free."""
+    def come(self, request: Request, delay: int = 0) -> None:
+        """Comes when operands are ready and streams are free, and `delay` ps later.
+
+        If the collective is the logical core's, its cores meet first: then operands are complete.
+        """
         session, launch = self.session, self.session.launch
         self.line = session.line
         for tensor in self._all:
@@ -227,12 +228,19 @@ class Call:
                 launch.findings.setdefault(self.line, f"{tensor}: {ARGUMENT}")
         self.reads = self._views(self.srcs) + self._views(self.others)
         self.writes = self._views(self.dsts)
-        session.check_reads(self.reads, self.line)
         ready = session.core.timeline.settled(self.reads, self.writes)
         free = max(launch.stream_free(request.core, channel) for channel in self.channels)
         self.arrival = max(ready, free) + delay
-        offer, alone = Offer(request, self.arrival, self.line, sends), self._alone_ps()
-        landed = launch.collect(session, offer, rows, alone)
+        if self.core is None and launch.settings.cores > 1:
+            key = ("collective", request)
+            met = launch.meet(session, key, self.arrival, f"{request} at {self.line}")
+            self.arrival = max(met)
+        session.check_reads(self.reads, self.line)
+
+    def collect(self, rows: tuple, sends: tuple[int, ...] = ()) -> Landed:
+        """Gives a row for each channel (None without data) to the collective; what it gave."""
+        offer, alone = Offer(self.asked, self.arrival, self.line, sends), self._alone_ps()
+        landed = self.session.launch.collect(self.session, offer, rows, alone)
         if self.size > 1:
             return landed
         return replace(landed, ends=tuple(max(e, self.arrival + alone) for e in landed.ends))

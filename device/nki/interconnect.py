@@ -4,8 +4,8 @@ A core that calls a collective makes an `Offer` and stands. When no core of any 
 `meetings` finds the collectives for which all have come; whoever runs the ranks prices and carries
 them out (see `Interconnect`) and answers the cores. All that has come by then shares the fabric.
 
-A collective of tensors in shared HBM is the logical core's: its cores call it together and it runs
-once. One in SBUF or private HBM is each core's own: core k meets the cores k of the other ranks.
+A collective of tensors in shared HBM is the logical core's: its cores meet in it, and it runs once.
+One in SBUF or private HBM is each core's own: core k meets the cores k of the other ranks.
 """
 
 from collections.abc import Sequence

@@ -247,10 +247,7 @@ class Launch:
             return land_alone(offer, inputs, alone_ps)
         what = str(offer)
         wait = Wait(what, offered=alone_ps, offer=offer, inputs=inputs)
-        landed = self._turns.wait(session.program, wait)
-        if offer.request.core is None:
-            session.meetings += 1
-        return landed
+        return self._turns.wait(session.program, wait)
 
     def inputs(self, core: int) -> tuple[Any, ...]:
         """What the core that stands in a collective gives, by channel."""

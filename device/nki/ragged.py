@@ -72,16 +72,16 @@ class _RaggedCall(Call):
         if not self.session.data:
             raise BadInput(f"counts of {self.kind}_v", "unknown", "a run with data")
         table = self._table(placed)
+        self.come(self.request((0,), variable=True))
         rows = self._rows_of(table, placed)
         sent, starts = rows["send_counts"], rows["send_displs"]
         if self.kind == "all_gather":
             sent, starts = sent[:1], starts[:1]
         self._check_fits("send", sent, starts, self.src.size)
-        request = self.request((0,), variable=True)
         source = self._flat(self.src)
         pieces = [source[a : a + n] for a, n in zip(starts, sent, strict=True)]
         row = np.concatenate(pieces) if self.writes_values else None
-        landed = self.meet(request, (row,), sends=tuple(sent))
+        landed = self.collect((row,), tuple(sent))
         self._receive(landed, rows.get("recv_displs"), counts_known)
 
     def _receive(self, landed: Landed, places: list[int] | None, counts_known: bool) -> None:
@@ -146,7 +146,7 @@ class _RaggedCall(Call):
 
     def _write_counts(self, counts: Sequence[int], end: int) -> None:
         view = self._row(self.metadata, 2)
-        if self.writes_values:
+        if self.writes_values or self.metadata.on_chip:  # in SBUF each core has its own
             view.array[...] = np.array(counts, np.uint32).reshape(view.shape)
         self.session.launch.written(view).add(view)
         self.session.core.timeline.beside(0, end, (), (view,))

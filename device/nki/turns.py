@@ -11,6 +11,8 @@ from typing import Any
 
 from ..errors import DeadlineExceeded
 
+ENDING_S = 1.0  # for a thread that has been told to end
+
 
 class Cancelled(BaseException):
     """Ends a core's thread after the run has failed elsewhere."""
@@ -32,6 +34,7 @@ class Turns:
         self._answers: list[Any] = [None] * count
         self._errors: list[BaseException | None] = [None] * count
         self._cancelled = False
+        self._running: int | None = None
         self.waiting: list[Any] = [None] * count
         self.ended = [False] * count
         self.results: list[Any] = [None] * count
@@ -54,6 +57,7 @@ class Turns:
                 raise error
 
     def _turn(self, core: int) -> None:
+        self._running = core
         if self._threads[core] is None:
             thread = threading.Thread(target=self._thread, args=(core,), daemon=True)
             self._threads[core] = thread
@@ -64,6 +68,7 @@ class Turns:
         if not self._stopped.acquire(timeout=left):
             self.cancel()
             raise DeadlineExceeded(f"core {core} of the kernel still runs at the deadline")
+        self._running = None
 
     def _thread(self, core: int) -> None:
         try:
@@ -90,7 +95,9 @@ class Turns:
         self.waiting[core], self._answers[core] = None, value
 
     def cancel(self) -> None:
-        """Ends the threads of all cores that wait."""
+        """Ends the threads of all cores but one that runs."""
         self._cancelled = True
-        for semaphore in self._resume:
-            semaphore.release()
+        for core, thread in enumerate(self._threads):
+            self._resume[core].release()
+            if thread is not None and core != self._running:
+                thread.join(ENDING_S)
