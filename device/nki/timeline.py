@@ -94,8 +94,9 @@ class KernelCore(Core):
             )
         flops = instruction.flops if engine == "tensor" else 0
         self.flops += flops
+        work = instruction.work(self.chip) if engine == "dma" else None
         start, end = self.timeline.add(
-            engine, instruction.duration(self.chip), reads, writes, "", queue
+            engine, instruction.duration(self.chip), reads, writes, "", queue, work
         )
         opcode = type(instruction).__name__
         self.events.append(
