@@ -280,10 +280,12 @@ class Timeline:
         name: str = "",
         queue: str = "",
         work: int | None = None,
+        after: int = 0,
     ) -> tuple[int, int]:
         """Adds an instruction that lasts `duration`; returns (start, end).
 
-        It keeps its engine as long; a DMA keeps the DMA engines for `work` picoseconds.
+        It keeps its engine as long; a DMA keeps the DMA engines for `work` picoseconds. It starts,
+        or is triggered, at `after` at the earliest.
         """
         number = _NUMBER.get(engine)
         if number is None:
@@ -291,10 +293,10 @@ class Timeline:
         self.count += 1
         if number == _DMA:
             work = duration if work is None else work
-            start, end = self._transfer(duration, work, reads, writes, queue)
+            start, end = self._transfer(duration, work, reads, writes, queue, after)
             self._busy[_DMA] += work
         else:
-            start, end = self._compute(number, duration, reads, writes)
+            start, end = self._compute(number, duration, reads, writes, after)
             self._busy[number] += duration
         if self.watching:
             self._log.append((number, start, end))
@@ -303,9 +305,14 @@ class Timeline:
         return start, end
 
     def _compute(
-        self, number: int, duration: int, reads: Sequence[View], writes: Sequence[View]
+        self,
+        number: int,
+        duration: int,
+        reads: Sequence[View],
+        writes: Sequence[View],
+        after: int,
     ) -> tuple[int, int]:
-        start = self._free[number]
+        start = max(self._free[number], after)
         known = self._clocks
         used = []
         for view in reads:
@@ -390,9 +397,15 @@ class Timeline:
     # ---- DMA -------------------------------------------------------------------------------
 
     def _transfer(
-        self, duration: int, work: int, reads: Sequence[View], writes: Sequence[View], queue: str
+        self,
+        duration: int,
+        work: int,
+        reads: Sequence[View],
+        writes: Sequence[View],
+        queue: str,
+        after: int,
     ) -> tuple[int, int]:
-        ready = self._floor
+        ready = max(self._floor, after)
         used, changed = [], []
         for view in reads:
             if view.space == "hbm":

@@ -237,7 +237,10 @@ def test_tiles_live_as_long_as_python_holds_them():
 def test_out_of_sbuf_says_both_numbers_and_the_line():
     @nki.jit
     def hoards(x):
-        return [nl.ndarray((128, 16384), dtype=nl.float32, name=f"t{i}") for i in range(4)]
+        tiles = [nl.ndarray((128, 16384), dtype=nl.float32, name=f"t{i}") for i in range(4)]
+        for tile in tiles:
+            nisa.memset(tile, 0)
+        nisa.tensor_copy(tiles[0], tiles[1])
 
     message = (
         rf"test_nki_front.py:\d+: sbuf: t3 needs 65536 B per partition, 16376 B of "

@@ -49,10 +49,16 @@ ELEMENTS = {
 
 
 def instruction(function: Callable[P, R]) -> Callable[P, R]:
-    """Puts the kernel's source line in front of the errors of a function of `nki.isa`."""
+    """Puts the kernel's source line in front of the errors of a function of `nki.isa`.
+
+    Tells the core whether the kernel names the engine.
+    """
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        session = running()
+        if session is not None:
+            session.core.stated = _names_engine(args, kwargs)
         try:
             return function(*args, **kwargs)
         except TrnsimError as error:
@@ -60,6 +66,13 @@ def instruction(function: Callable[P, R]) -> Callable[P, R]:
             raise at_line(error, found.line if found else "") from None
 
     return call
+
+
+def _names_engine(args: tuple, kwargs: dict[str, Any]) -> bool:
+    named = kwargs.get("engine")
+    if named is None:
+        named = next((value for value in args if type(value) is engines), None)
+    return named is not None and named is not engines.unknown
 
 
 def stored(tensor: Any, operand: str = "operand") -> View:

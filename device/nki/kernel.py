@@ -15,6 +15,7 @@ from ..errors import BadInput
 from .arrays import is_array, like_inputs, to_numpy
 from .launch import Launch, Settings, check_cores
 from .result import CoreRun, SimulationResult
+from .retime import finish
 from .session import Session, running
 from .tensor import NkiTensor
 
@@ -44,7 +45,7 @@ class Kernel:
         return self if instance is None else functools.partial(self.__call__, instance)
 
     def with_schedule(self, edges: Sequence[tuple[str, str]]) -> "Kernel":
-        """The kernel with an order of named instructions: program order is kept in any case."""
+        """The kernel with an order of named instructions: (later, earlier or a list of them)."""
         return Kernel(self.function, self.cores, **{**self.options, "schedule": tuple(edges)})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -124,12 +125,22 @@ def _run(kernel: Kernel, settings: Settings, args: tuple, kwargs: dict) -> Simul
 
     with threadpool_limits(1):  # the number of threads changes bits
         results = launch.run(body)
+    cores = finish(
+        [session.core for session in launch.sessions], kernel.options.get("schedule", ())
+    )
     hooks = [hook for session in launch.sessions for hook in session.hooks]
     hooks += ["with_schedule"] if "schedule" in kernel.options else []
+    hooks += ["engine="] if any(core.trace.stated for core in cores) else []
+    outputs = _outputs(results[0], launch)
+    for core in cores:
+        core.trace.release()
     return SimulationResult(
-        outputs=_outputs(results[0], launch),
+        outputs=outputs,
         chip=settings.chip,
-        cores=tuple(_core_run(session) for session in launch.sessions),
+        cores=tuple(
+            CoreRun.of(core, session.core)
+            for core, session in zip(cores, launch.sessions, strict=True)
+        ),
         peak_hbm=launch.hbm.peak + launch.input_bytes,
         findings=dict(launch.findings),
         hooks=tuple(dict.fromkeys(hooks)),
@@ -199,19 +210,6 @@ def _values(tensor: NkiTensor, launch: Launch) -> np.ndarray:
     if tensor.dtype.dtype != numpy_dtype(tensor.dtype.device):
         array = array.view(tensor.dtype.dtype)
     return array
-
-
-def _core_run(session: Session) -> CoreRun:
-    core = session.core
-    return CoreRun(
-        end=core.timeline.end,
-        busy=core.timeline.busy,
-        events=tuple(core.events),
-        flops=core.flops,
-        hbm_bytes=core.hbm_bytes,
-        peak_sbuf=core.sbuf.peak,
-        peak_psum=core.psum.peak,
-    )
 
 
 def returned(result: SimulationResult, inputs: list[Any]) -> Any:

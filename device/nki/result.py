@@ -8,7 +8,8 @@ from typing import Any
 from ..chip import Chip
 from ..errors import BadInput
 from ..isa.base import ENGINES
-from .timeline import KernelEvent
+from .timeline import KernelCore, KernelEvent
+from .trace import Trace
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,16 @@ class CoreRun:
     hbm_bytes: int
     peak_sbuf: int
     peak_psum: int
+    trace: Trace = field(default_factory=Trace, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, core: KernelCore, memories: KernelCore) -> "CoreRun":
+        """The run of a core, with the memories of the one that ran the kernel."""
+        return cls(
+            end=core.timeline.end, busy=core.timeline.busy, events=tuple(core.events),
+            flops=core.flops, hbm_bytes=core.hbm_bytes,
+            peak_sbuf=memories.sbuf.peak, peak_psum=memories.psum.peak, trace=core.trace,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -49,19 +49,23 @@ def running() -> "Session | None":
 
 
 class NkiInstruction(NKIObject):
-    """Handle of an issued instruction, with its (start, end) in picoseconds."""
+    """Handle of an issued instruction, with its (start, end) in picoseconds as it was issued.
 
-    __slots__ = ("start", "end", "name")
+    `place` is where it is in its core's trace, or -1 if it took no time.
+    """
 
-    def __init__(self, start: int, end: int, name: str = "") -> None:
-        self.start, self.end, self.name = start, end, name
+    __slots__ = ("start", "end", "name", "place")
+
+    def __init__(self, start: int, end: int, name: str = "", place: int = -1) -> None:
+        self.start, self.end, self.name, self.place = start, end, name, place
 
     def depends_on(self, *producers: "NkiInstruction") -> "NkiInstruction":
-        """Notes that this ran after others; the program's order has it so already."""
-        current().hooks.append("depends_on")
-        for producer in producers:
-            if producer.end > self.start:
-                current().hooks.append("depends_on: not kept")
+        """This starts when the others, issued before it, have ended."""
+        session = current()
+        session.hooks.append("depends_on")
+        places = [producer.place for producer in producers]
+        edges = [(place, self.place) for place in places if 0 <= place < self.place]
+        session.core.trace.after += edges
         return self
 
 
@@ -143,6 +147,7 @@ class Session:
     ) -> Storage:
         memory: KernelMemory = getattr(self.core, region.value)
         origin = 0
+        memory.line = line
         if address is None:
             tensor = memory.allocate(shape, dtype, label)
         else:
@@ -226,8 +231,10 @@ class Session:
             self.launch.written(view).add(view)
         also = tuple(self._also)
         self._also.clear()
+        count = len(self.core.trace.entries)
         start, end = self.core.run(instruction, line, name or "", also)
-        return NkiInstruction(start, end, name or "")
+        places = len(self.core.trace.entries)
+        return NkiInstruction(start, end, name or "", places - 1 if places > count else -1)
 
     def written(self, view: View):
         """What has been written of the view's tensor: see `Written`."""
