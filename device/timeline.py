@@ -360,6 +360,14 @@ class Timeline:
             clock.writer, clock.touched = number, count
             clock.reads = {}
 
+    def clock(self, view: View) -> _Clock:
+        """The record of a region on chip; `near` are those of the regions that overlap it."""
+        return self._clocks.get(view.region) or self._new_clock(view.region)
+
+    def latency(self, engine: str) -> int:
+        """Picoseconds from the end of an engine's instruction until its result is committed."""
+        return self._latency[_NUMBER[engine]]
+
     def _new_clock(self, region: tuple[str, int, int, int, int]) -> _Clock:
         clock = _Clock()
         space, first, end, low, high = region

@@ -113,11 +113,11 @@ def finish(cores: Sequence[KernelCore], schedule: Sequence[tuple]) -> list[Kerne
 def _blocks(trace: Trace) -> list[tuple[int, int]]:
     """Each instruction of a no_reorder block follows the one before it."""
     edges, last = [], {}
-    for place, entry in enumerate(trace.entries):
+    for number, entry in enumerate(trace.entries):
         if isinstance(entry, Issued) and entry.block:
             if entry.block in last:
-                edges.append((last[entry.block], place))
-            last[entry.block] = place
+                edges.append((last[entry.block], number))
+            last[entry.block] = number
     return edges
 
 

@@ -81,7 +81,8 @@ class KernelCore(Core):
 
     def __init__(self, chip: Chip, data: bool, hbm: Memory | None = None) -> None:
         super().__init__(chip, data, hbm=hbm)
-        self.sbuf, self.psum = KernelMemory.sbuf(chip, data), KernelMemory.psum(chip, data)
+        self.sbuf: KernelMemory = KernelMemory.sbuf(chip, data)  # type: ignore[assignment]
+        self.psum: KernelMemory = KernelMemory.psum(chip, data)  # type: ignore[assignment]
         self.timeline: KernelTimeline = KernelTimeline.of(chip)  # type: ignore[assignment]
         self.events: list[KernelEvent] = []
         self.trace = Trace()
@@ -160,7 +161,7 @@ class KernelCore(Core):
             return self.chip.dma_semaphore_ps
         return self.chip.semaphore_ps if producer != consumer else 0
 
-    def time(self, entry: Issued, after: int = 0) -> tuple[int, int]:
+    def time(self, entry: Issued, after: int = 0) -> tuple[int, int]:  # type: ignore[override]
         """(start, end) of an instruction, which becomes an event."""
         instruction, engine = entry.instruction, entry.instruction.engine
         nbytes, flops, work = 0, 0, None
