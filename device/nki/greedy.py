@@ -184,7 +184,7 @@ class _Scheduler:
         position = {place: number for number, place in enumerate(self.order)}
         after = [(position[a], position[b]) for a, b in self.trace.after]
         entries = [self._entry(place) for place in self.order]
-        return Trace(entries, after, self.trace.folded, self.trace.stated, self.trace.whole)
+        return Trace(entries, after, whole=self.trace.whole)
 
     def _entry(self, place: int) -> Entry:
         entry, server = self.entries[place], self.where[place]

@@ -81,14 +81,16 @@ def simulate(
     seed: int = 0,
     hazards: str | None = None,
     deadline: float = 3600.0,
+    data: bool = True,
     **kwargs: Any,
 ) -> SimulationResult:
     """Runs a kernel on arrays and returns outputs (numpy) with time, engines and memory.
 
     `chip` is a chip or its name; without one, NEURON_PLATFORM_TARGET_OVERRIDE, or trn2.
     `hazards` says what a read of memory never written, and a race of the two cores, is: `error`,
-    or `report` (noted in `findings`). `deadline` is in seconds of this machine. Other keywords are
-    the kernel's.
+    or `report` (noted in `findings`). `deadline` is in seconds of this machine. Without `data` no
+    values are computed and outputs are None; the time is the same, and what the kernel does must
+    not depend on values (see `fold`). Other keywords are the kernel's.
     """
     made = jit(kernel)
     target = as_chip(chip)
@@ -99,7 +101,7 @@ def simulate(
         raise BadInput("hazards", hazards, ("error", "report"))
     settings = Settings(
         chip=target, cores=cores, grid=made.cores is not None, seed=seed,
-        hazards=hazards, deadline=deadline,
+        hazards=hazards, deadline=deadline, data=data,
     )  # fmt: skip
     return _run(made, settings, args, kwargs)
 
@@ -163,7 +165,8 @@ def _adopt(launch: Launch, value: Any, name: str) -> Any:
     if not is_array(value) or isinstance(value, np.generic):
         return value
     array, dtype = to_numpy(value)
-    array = np.array(array, order="C", copy=True)  # a kernel may write into its arguments
+    if launch.settings.data:
+        array = np.array(array, order="C", copy=True)  # a kernel may write into its arguments
     storage = launch.adopt(array, array.shape, dtype, name)
     return _Input(storage, array.shape or (1,), dtype, name)
 
@@ -200,12 +203,14 @@ def _outputs(value: Any, launch: Launch) -> Any:
     return value
 
 
-def _values(tensor: NkiTensor, launch: Launch) -> np.ndarray:
+def _values(tensor: NkiTensor, launch: Launch) -> np.ndarray | None:
     if tensor.on_chip:
         raise BadInput("return", tensor, "tensors in shared_hbm")
     view = tensor.device_view()
     if launch.settings.hazards == "error" and not tensor.storage.written.any(view):
         raise BadInput("return", f"{tensor}, never written", "tensors that the kernel writes")
+    if not launch.settings.data:
+        return None
     array = np.array(view.array)
     if tensor.dtype.dtype != numpy_dtype(tensor.dtype.device):
         array = array.view(tensor.dtype.dtype)

@@ -11,7 +11,8 @@ What does not fit lies beyond the end until the kernel has ended: then `placemen
 all tensors fit by the lives that the trace shows, which may be shorter than Python's.
 """
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -132,14 +133,30 @@ class KernelMemory(Memory):
         return start
 
     def _room(self, tensor: Tensor) -> int | None:
-        step = max(ALIGNMENT[self.space], tensor.itemsize)
-        gaps = self._gaps()
+        """The first place with room behind the last allocation, then from the start again."""
+        step, size, bank = max(ALIGNMENT[self.space], tensor.itemsize), tensor.footprint, self.bank
         for behind in (self._cursor, 0):
-            for start, end in gaps:
-                start = -(-max(start, behind) // step) * step
-                if self.bank and tensor.footprint > self.bank - start % self.bank:
-                    start = -(-start // self.bank) * self.bank
-                if start + tensor.footprint <= end:
-                    self._cursor = start + tensor.footprint
+            for start, end in self._gaps_from(behind):
+                start = -(-start // step) * step
+                if bank and size > bank - start % bank:
+                    start = -(-start // bank) * bank
+                if start + size <= end:
+                    self._cursor = start + size
                     return start
         return None
+
+    def _gaps_from(self, behind: int) -> Iterator[tuple[int, int]]:
+        """Free ranges from an address on."""
+        blocks = self._blocks
+        if self.stated:  # these may overlap
+            yield from ((max(start, behind), end) for start, end in self._gaps() if end > behind)
+            return
+        index = bisect_left(blocks, (behind,))
+        end = max(behind, blocks[index - 1][1]) if index else behind
+        while index < len(blocks) and end < self.capacity:
+            start, stop, _ = blocks[index]
+            if start > end:
+                yield end, min(start, self.capacity)
+            end, index = stop, index + 1
+        if end < self.capacity:
+            yield end, self.capacity

@@ -19,6 +19,7 @@ from ..isa.base import Instruction
 from ..memory import View
 from .dtypes import as_dtype
 from .errors import at_line
+from .fold import folded
 from .memory import KernelMemory
 from .objects import NKIObject
 from .tensor import MemoryRegion, NkiTensor, Storage, as_region
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _running = threading.local()
 _OWN = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, "<frozen")
+FOLDED = "constants, iota, arguments and copies of them; a run with data knows every value"
 DEADLINE_EVERY = 64  # instructions between two looks at the clock
 
 
@@ -186,20 +188,25 @@ class Session:
             return int(index)
         view = index.device_view()
         self._also.append(view)
-        if not self.data:
-            return 0
-        return int(view.array.reshape(-1)[0])
+        return self._scalar(tensor, view)
 
     def read_scalar(self, tensor: NkiTensor) -> int:
         """The one element of a tensor, as an integer."""
         view = self.operand(tensor)
         if view.size != 1:
             raise IllegalInstruction(f"{tensor} has {view.size} elements; a register takes one")
-        if not self.data:
-            raise BadInput("register_load", tensor, "a run with data")
         self.check_reads((view,), self.line)
-        value = view.array.reshape(-1)[0]
-        return int(value)
+        return self._scalar(tensor, view)
+
+    def _scalar(self, tensor: NkiTensor, view: View) -> int:
+        if self.data:
+            return int(view.array.reshape(-1)[0])
+        traces = [session.core.trace for session in self.launch.sessions]
+        value = folded(traces, self.program, view)
+        if value is None:
+            error = BadInput("time only", f"a value of {tensor}", FOLDED)
+            raise at_line(error, self.line)
+        return value
 
     def write_scalar(self, tensor: NkiTensor, value: int) -> None:
         """The one element of a tensor = an integer."""
@@ -208,6 +215,9 @@ class Session:
             raise IllegalInstruction(f"{tensor} has {view.size} elements; a register has one")
         if self.data:
             view.array[...] = np.array(value).astype(numpy_dtype(view.dtype))
+        else:
+            trace = self.core.trace
+            trace.stores.append((len(trace.entries), view, value))
         tensor.storage.written.add(view)
 
     # ---- instructions ------------------------------------------------------------------------

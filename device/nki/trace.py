@@ -52,6 +52,7 @@ class Trace:
     entries: list[Entry] = field(default_factory=list)
     after: list[tuple[int, int]] = field(default_factory=list)
     folded: int = 0
+    stores: list[tuple[int, View, int]] = field(default_factory=list)  # place, where, register
     stated: int = 0  # instructions whose engine the kernel named
     whole: bool = True
 
