@@ -5,6 +5,7 @@ and writes, whether it is legal on a chip, what it costs, and what it computes; 
 simulator prices or computes it a second time.
 """
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -98,7 +99,7 @@ class Instruction:
         limit = (
             chip.psum_access_elements_max if view.space == "psum" else chip.sbuf_access_elements_max
         )
-        if view.free > limit:
+        if view.free > limit and _distinct(view) > limit:
             raise self.illegal(
                 f"{operand} has {view.free} elements per partition; limit in {view.space}: {limit}"
             )
@@ -123,6 +124,12 @@ class Instruction:
             raise self.illegal(
                 f"{operand} has shape {list(view.shape)}; it must be [{partitions}, 1]"
             )
+
+
+def _distinct(view: View) -> int:
+    """Elements per partition, those that a broadcast axis repeats counted once."""
+    pairs = zip(view.shape[1:], view.strides[1:], strict=True)
+    return math.prod(extent for extent, step in pairs if step)
 
 
 def legal_starts(partitions: int) -> str:

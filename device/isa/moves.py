@@ -113,8 +113,8 @@ class Indirect(Moves):
         """The table is in HBM, and the index has an integer for each row."""
         if table.space != "hbm":
             raise self.illegal(f"a vector offset picks rows of a tensor in hbm, not {table.space}")
-        if index.space == "psum":
-            raise self.illegal("the vector offset must be in sbuf, not in psum")
+        if index.space != "sbuf":
+            raise self.illegal(f"the vector offset must be in sbuf, not in {index.space}")
         if index.dtype not in ("i32", "ui32"):
             raise self.illegal(f"the vector offset is {index.dtype}; allowed: ui32, i32")
         if index.size < rows:
@@ -200,6 +200,18 @@ class DmaGather(Indirect):
             )
         if self.rows % 16:
             raise self.illegal(f"src has {self.rows} rows; a multiple of 16 is needed")
+        if self.mode == "none":
+            raise self.illegal("an indirect transpose needs dge_mode swdge or unknown, not none")
+        if self.index.dtype != "ui32" or len(self.index.shape) != 2:
+            raise self.illegal(
+                f"indices are {self.index.dtype}{list(self.index.shape)}; ui32 of two axes is "
+                "needed"
+            )
+        if len(self.whole.shape) == 4 and 1 not in self.whole.shape[1:3]:
+            raise self.illegal(
+                f"src has shape {list(self.whole.shape)}; of four axes the second or third must "
+                "be 1"
+            )
         if self.whole.shape[-1] > 128:
             raise self.illegal(f"src has {self.whole.shape[-1]} as its last axis; limit: 128")
         lanes = self.index.shape[0]
@@ -388,8 +400,8 @@ class DmaTranspose(Moves):
             raise self.illegal(f"src is {src.dtype} and dst {dst.dtype}; one dtype of 2 or 4 bytes")
         self.check_mode(chip, self.mode, "", False)
         self.check_priority(chip, self.priority)
-        if self.mode not in ("unknown", "hwdge"):
-            raise self.illegal(f"dge_mode is {self.mode}; allowed: unknown, hwdge")
+        if self.mode == "swdge":
+            raise self.illegal(f"dge_mode is {self.mode}; allowed: unknown, none, hwdge")
         if self.mode == "hwdge":
             self._check_hwdge()
 

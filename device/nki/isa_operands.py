@@ -107,6 +107,12 @@ def column_view(tensor: Any, operand: str, group: int = LANE_GROUP, bits: bool =
     return IndirectView(base, view(found.index, "index"), tensor.shape[1], group)
 
 
+def refuse_tfloat32(tensor: Any, operand: str) -> None:
+    """The operand may be of any dtype but tfloat32."""
+    if isinstance(tensor, NkiTensor) and tensor.dtype.name == "tfloat32":
+        raise IllegalInstruction(f"{operand} is tfloat32; allowed: any other dtype")
+
+
 def check_moves(dst: NkiTensor, src: NkiTensor) -> None:
     """A copy keeps the bits of packed and exponent dtypes: no cast from or to them.
 
@@ -180,16 +186,16 @@ def engine_name(engine: Any) -> str:
     """The name of an engine, empty for unknown."""
     if engine is engines.unknown or engine is None:
         return ""
-    if isinstance(engine, engines):
-        return engine.name
-    raise BadInput("engine", engine, [f"nisa.engine.{e.name}" for e in engines])
+    return member(engine, engines, "engine")
 
 
 def member(value: Any, kind: Any, operand: str) -> str:
-    """The name of an enumeration's member."""
-    if not isinstance(value, kind):
-        raise BadInput(operand, value, [f"nisa.{kind.__name__}.{m.name}" for m in kind])
-    return value.name
+    """The name of an enumeration's member, given as itself or by its value."""
+    try:
+        return kind(value).name
+    except ValueError:
+        allowed = [f"nisa.{kind.__name__}.{member.name}" for member in kind]
+        raise BadInput(operand, value, allowed) from None
 
 
 def command_name(command: Any) -> str:

@@ -10,7 +10,6 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from ..chip import Chip, load_chip
-from ..dtypes import numpy_dtype
 from ..errors import BadInput
 from .arrays import is_array, like_inputs, to_numpy
 from .launch import Launch, Settings, check_cores
@@ -211,10 +210,7 @@ def _values(tensor: NkiTensor, launch: Launch) -> np.ndarray | None:
         raise BadInput("return", f"{tensor}, never written", "tensors that the kernel writes")
     if not launch.settings.data:
         return None
-    array = np.array(view.array)
-    if tensor.dtype.dtype != numpy_dtype(tensor.dtype.device):
-        array = array.view(tensor.dtype.dtype)
-    return array
+    return np.array(view.array).view(tensor.dtype.dtype)
 
 
 def returned(result: SimulationResult, inputs: list[Any]) -> Any:

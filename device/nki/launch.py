@@ -17,10 +17,10 @@ import numpy as np
 
 from ..chip import Chip
 from ..dtypes import numpy_dtype
-from ..errors import BadInput, IllegalInstruction
+from ..errors import BadInput, IllegalInstruction, TrnsimError
 from ..memory import Memory, Tensor, View
 from .dtypes import DType
-from .errors import DeadlockError
+from .errors import DeadlockError, located
 from .races import Races
 from .session import Session
 from .tensor import MemoryRegion, Storage
@@ -71,6 +71,7 @@ class Launch:
     def watch(self, storage: Storage, memory: Memory | None) -> None:
         """Frees an allocation when no kernel holds it any more."""
         tensor = storage.tensor
+        storage.written.line = storage.line
         self._written[id(tensor)] = storage.written
         weakref.finalize(storage, self._release, tensor, memory)
 
@@ -132,7 +133,9 @@ class Launch:
 
     def uninitialised(self, view: View, line: str) -> None:
         """A read of memory that was never written. Raises IllegalInstruction or notes it."""
-        self.hazard(f"{view} is read and was never written, or only in part", line)
+        made = self.written(view).line
+        place = f"; made at {made}" if made else ""
+        self.hazard(f"{view} is read and was never written, or only in part{place}", line)
 
     def hazard(self, message: str, line: str) -> None:
         """Raises IllegalInstruction, or notes the message, as the settings ask."""
@@ -178,6 +181,8 @@ class Launch:
         session.enter()
         try:
             return body(session)
+        except TrnsimError as error:
+            raise located(error) from None
         finally:
             session.leave()
 

@@ -85,6 +85,11 @@ class KernelMemory(Memory):
             self.used = self._covered()
             self.peak = max(before, self.used)
 
+    def _out_of_memory(self, tensor: Tensor, why: str) -> OutOfMemory:
+        error = super()._out_of_memory(tensor, why)
+        total = self.used + tensor.footprint
+        return OutOfMemory(f"{error}; with {tensor.name} {total} B per partition")
+
     def _covered(self) -> int:
         return self.capacity - sum(end - start for start, end in self._gaps())
 

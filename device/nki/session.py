@@ -4,7 +4,6 @@
 the kernel calls it; errors get the kernel's source line.
 """
 
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from ..errors import BadInput, DeadlineExceeded, IllegalInstruction, TrnsimError
 from ..isa.base import Instruction
 from ..memory import View
 from .dtypes import as_dtype
-from .errors import at_line
+from .errors import OWN, at_line
 from .fold import folded
 from .memory import KernelMemory
 from .objects import NKIObject
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from .launch import Launch
 
 _running = threading.local()
-_OWN = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, "<frozen")
 FOLDED = "constants, iota, arguments and copies of them; a run with data knows every value"
 DEADLINE_EVERY = 64  # instructions between two looks at the clock
 
@@ -96,7 +94,7 @@ class Session:
     @property
     def line(self) -> str:
         """file:line of the kernel that is running."""
-        return kernel_line(_OWN)
+        return kernel_line(OWN)
 
     def enter(self) -> None:
         """This thread now runs this session."""
@@ -193,8 +191,10 @@ class Session:
     def read_scalar(self, tensor: NkiTensor) -> int:
         """The one element of a tensor, as an integer."""
         view = self.operand(tensor)
-        if view.size != 1:
-            raise IllegalInstruction(f"{tensor} has {view.size} elements; a register takes one")
+        if view.size != 1 or view.space == "psum":
+            raise IllegalInstruction(
+                f"{tensor} has {view.size} elements; a register takes one in hbm or sbuf"
+            )
         self.check_reads((view,), self.line)
         return self._scalar(tensor, view)
 
@@ -211,8 +211,10 @@ class Session:
     def write_scalar(self, tensor: NkiTensor, value: int) -> None:
         """The one element of a tensor = an integer."""
         view = self.operand(tensor)
-        if view.size != 1:
-            raise IllegalInstruction(f"{tensor} has {view.size} elements; a register has one")
+        if view.size != 1 or view.space == "psum":
+            raise IllegalInstruction(
+                f"{tensor} has {view.size} elements; a register goes into one in hbm or sbuf"
+            )
         if self.data:
             view.array[...] = np.array(value).astype(numpy_dtype(view.dtype))
         else:
@@ -238,7 +240,10 @@ class Session:
             self._also.clear()
             raise at_line(error, line) from None
         for view in instruction.writes():
-            self.launch.written(view).add(view)
+            written = self.launch.written(view)
+            written.add(view)
+            if view.space == "psum":
+                written.note_engine(view, instruction.engine)
         also = tuple(self._also)
         self._also.clear()
         count = len(self.core.trace.entries)
@@ -261,6 +266,21 @@ class Session:
         self._count += 1
         if self._count % DEADLINE_EVERY == 0:
             self.check_deadline()
+
+    def check_accumulation(self, view: View, stated: bool) -> None:
+        """Before NeuronCore-v4 a matmul adds to what matmuls wrote: others' values are a hazard.
+
+        Where that it adds is not `stated`, zeros are none: overwriting gives the same.
+        """
+        foreign = self.launch.written(view).foreign
+        if foreign is None or self.chip.generation >= 4 or not foreign.any(view):
+            return
+        if stated or (self.data and np.any(view.array)):
+            self.launch.hazard(
+                f"{view} holds what another engine than Tensor wrote; a matmul on "
+                f"{self.chip.name} adds only to what a matmul wrote",
+                self.line,
+            )
 
     def check_reads(self, views: Sequence[View], line: str) -> None:
         """Each view has been written; if not, an error or a finding (see Settings.hazards)."""

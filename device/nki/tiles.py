@@ -83,7 +83,8 @@ def _with_scalar(
 
 
 def _is_column(tile: NkiTensor, shape: tuple[int, ...]) -> bool:
-    return tile.dtype == "float32" and math.prod(tile.shape[1:]) == 1 != math.prod(shape[1:])
+    alike = tile.dtype == "float32" and tile.shape[0] == shape[0]
+    return alike and math.prod(tile.shape[1:]) == 1 != math.prod(shape[1:])
 
 
 def _common(x: tuple[int, ...], y: tuple[int, ...]) -> tuple[int, ...]:
