@@ -13,10 +13,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from trnsim.device.errors import BadFile, BadInput
+from trnsim.device.errors import BadFile, BadInput, Unsupported
 from trnsim.device.isa.base import ENGINES
 from trnsim.device.nki.dtypes import DTYPES, as_dtype
 from trnsim.device.nki.kernel import as_chip, simulate
+from trnsim.device.nki.lint import Finding, lint
 from trnsim.device.nki.result import SimulationResult
 from trnsim.device.units import format_bytes, format_time
 
@@ -50,6 +51,10 @@ _SHAPED = re.compile(r"([a-z][a-z0-9_]*)\[([0-9, ]*)\]")
     "--trace", type=click.Path(path_type=Path), default=Path("kernel.json"), show_default=True,
     help="Trace for ui.perfetto.dev: a track per engine and DMA queue.",
 )  # fmt: skip
+@click.option(
+    "--lint", "linted", type=click.Choice(["error", "warn", "off"]), default="warn",
+    show_default=True, help="What Python is that the hardware's compiler refuses.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
 @click.option("--instance", help="Run on its ranks: random inputs of their own, nki.collectives.")
 @click.option("--ranks", type=int, help="How many; default: all logical cores of the nodes.")
@@ -61,8 +66,8 @@ _SHAPED = re.compile(r"([a-z][a-z0-9_]*)\[([0-9, ]*)\]")
 @click.option("--address", help="Of a running Ray instance.")
 def kernel(
     kernel: str, arguments: Sequence[str], chip: str | None, lnc: int, seed: int, hazards: str,
-    deadline: float, trace: Path, as_json: bool, instance: str | None, ranks: int | None,
-    nodes: int, runtime: str, address: str | None,
+    deadline: float, trace: Path, linted: str, as_json: bool, instance: str | None,
+    ranks: int | None, nodes: int, runtime: str, address: str | None,
 ) -> None:  # fmt: skip
     """Simulate the NKI kernel NAME of FILE.py and print its modelled time.
 
@@ -96,6 +101,8 @@ def kernel(
             named[name] = value
         else:
             positional.append(value)
+    if linted != "off":
+        report_lint(lint(wanted, [*positional, *named.values()]), linted == "error")
     with Console(stderr=True).status("running the kernel"):
         result = simulate(
             wanted[lnc] if lnc != 1 else wanted, *positional, chip=target, seed=seed,
@@ -109,6 +116,15 @@ def kernel(
 
 
 # ---- what to run -----------------------------------------------------------------------------
+
+
+def report_lint(findings: Sequence[Finding], refuse: bool) -> None:
+    """Shows findings on standard error. Raises Unsupported with the first one to `refuse` them."""
+    if findings and refuse:
+        more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
+        raise Unsupported(f"{findings[0]}{more}")
+    for finding in findings:
+        click.secho(str(finding), fg="yellow", err=True)
 
 
 def parse_argument(text: str, random: np.random.Generator) -> tuple[str, Any]:

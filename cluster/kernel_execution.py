@@ -2,7 +2,9 @@
 
 `start` runs the kernel until its cores stand in collectives (or it has ended) and returns where
 they stand; `advance` takes part in what the coordinator has settled, and runs on. Data of
-collectives go from rank to rank by the runtime's messages, as a schedule's `Exchange`.
+collectives go from rank to rank by the runtime's messages, as a schedule's `Exchange`. A kernel
+may have to be timed `again` when it has ended (see `retime`), for which all ranks go through their
+traces the same way, without data. `result` is what it gave.
 """
 
 import contextlib
@@ -20,7 +22,10 @@ from trnsim.device.nki.interconnect import Landed, Offer, Request, Stand
 from trnsim.device.nki.kernel import Kernel, program, result_of
 from trnsim.device.nki.launch import Launch, Settings
 from trnsim.device.nki.result import CoreRun, SimulationResult
-from trnsim.device.nki.timeline import KernelEvent
+from trnsim.device.nki.retime import finish
+from trnsim.device.nki.retime import steps as retimed_steps
+from trnsim.device.nki.timeline import KernelCore, KernelEvent
+from trnsim.device.nki.trace import Trace
 
 from . import wire
 from .instances import load_instance
@@ -31,7 +36,7 @@ from .runtimes.base import Exchange, Execution, Seat
 for _class in (Request, Offer, Stand):
     wire.register(_class, f"Kernel{_class.__name__}")
 
-Steps = Generator[tuple[Stand, ...], Mapping[int, Landed], list[Any]]
+Steps = Generator[tuple[Stand, ...], Mapping[int, Landed], list[Any] | list[KernelCore]]
 
 
 @wire.register
@@ -71,8 +76,16 @@ class KernelEnd:
     hooks: tuple[str, ...]
 
 
-State = tuple[Stand, ...] | SimulationResult | KernelEnd
-"""Where the cores of a rank stand, or what the kernel gave (packed if it is to travel)."""
+@wire.register
+@dataclass(frozen=True)
+class KernelEnded:
+    """The kernel has ended on this rank, and may have to be timed again."""
+
+    again: bool
+
+
+State = tuple[Stand, ...] | KernelEnded
+"""Where the cores of a rank stand, or that they have ended."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +108,12 @@ class KernelJob:
         if call == "start":
             seat.state["rank"] = rank = _Rank(self, seat.address.rank, argument)
             self.started.append(rank)
-        return seat.state["rank"].advance([] if call == "start" else argument)
+        rank: _Rank = seat.state["rank"]
+        if call == "result":
+            return rank.result()
+        if call == "again":
+            rank.again()
+        return rank.advance(argument if call == "advance" else [])
 
     def stop(self) -> None:
         """Ends the threads of ranks in this process that have not come to their end."""
@@ -126,12 +144,19 @@ class _Rank:
         with _named(rank):
             body = program(self.kernel, self.launch, start.args, start.kwargs)
         self.steps: Steps | None = self.launch.steps(body)
+        self.cores = [session.core for session in self.launch.sessions]
+        self.results: list[Any] | None = None
         self.state: State | None = None
 
     def stop(self) -> None:
         """Ends the kernel where it stands."""
         if self.steps is not None:
             self.steps.close()
+
+    def again(self) -> None:
+        """The trace is to be timed again."""
+        traces = [core.trace for core in self.cores]
+        self.steps, self.state = retimed_steps(traces, self.launch.chip), None
 
     def advance(self, answers: Sequence[KernelAnswer]) -> Execution:
         """Carries out what was settled and runs on; the value is the rank's new state."""
@@ -140,27 +165,38 @@ class _Rank:
             found = yield from self._carry(answer)
             landed |= dict.fromkeys(answer.cores, found)
         if self.steps is not None and (landed or self.state is None):
-            self._run(self.steps, landed)
+            with _named(self.rank):
+                self._run(self.steps, landed)
         return self.state
 
-    def _run(self, steps: Steps, landed: Mapping[int, Landed]) -> None:
+    def _run(self, steps: "Steps", landed: Mapping[int, Landed]) -> None:
         try:
-            with _named(self.rank):
-                self.state = next(steps) if self.state is None else steps.send(landed)
+            self.state = next(steps) if self.state is None else steps.send(landed)
         except StopIteration as stop:
             self.steps = None
-            with _named(self.rank):
-                result = result_of(self.kernel, self.launch, stop.value)
-            self.state = packed(result) if self.job.place else result
-            del self.launch
+            if self.results is None:
+                self.results = stop.value
+                self.state = KernelEnded(finish(self.cores, self.kernel.schedule))
+            else:
+                self.cores, self.state = stop.value, KernelEnded(False)
+
+    def result(self) -> Execution:
+        """What the kernel gave (packed if it is to travel)."""
+        yield from ()
+        assert self.results is not None
+        with _named(self.rank):
+            result = result_of(self.kernel, self.launch, self.results, self.cores)
+        return packed(result) if self.job.place else result
 
     def _carry(self, answer: KernelAnswer) -> Generator[Exchange, None, Landed]:
-        request, inputs = answer.request, self.launch.inputs(answer.cores[0])
+        request, nothing = answer.request, (None,) * len(answer.request.channels)
+        inputs = self.launch.inputs(answer.cores[0]) if self.results is None else nothing
         outputs: list[np.ndarray | None] = [None] * len(request.channels)
         for share in self.fabric.shares(request, answer.sends):
             group = next((group for group in share.groups if self.rank in group), None)
-            if group is not None and inputs[share.channel] is not None:
-                exchange = self._exchange(answer, share, group, inputs[share.channel])
+            given = inputs[share.channel]
+            if group is not None and given is not None:
+                exchange = self._exchange(answer, share, group, given)
                 yield exchange
                 outputs[share.channel] = exchange.outputs[0]
         group = request.group_of(self.rank)
@@ -192,9 +228,9 @@ def _named(rank: int) -> Iterator[None]:
 
 
 def packed(result: SimulationResult) -> KernelEnd:
-    """A result as plain types; its chip stays behind."""
+    """A result as plain types; its chip and traces stay behind."""
     cores = tuple(
-        dict(vars(core), busy=dict(core.busy), events=[tuple(event) for event in core.events])
+        dict(vars(core), busy=dict(core.busy), events=[tuple(e) for e in core.events], trace=None)
         for core in result.cores
     )
     return KernelEnd(
@@ -204,8 +240,9 @@ def packed(result: SimulationResult) -> KernelEnd:
 
 def unpacked(end: KernelEnd, chip: Chip, seed: int) -> SimulationResult:
     """The result of `packed`."""
+    left = Trace(whole=False)
     cores = tuple(
-        CoreRun(**dict(core, events=tuple(KernelEvent(*event) for event in core["events"])))
+        CoreRun(**dict(core, events=tuple(KernelEvent(*e) for e in core["events"]), trace=left))
         for core in end.cores
     )
     return SimulationResult(end.outputs, chip, cores, end.peak_hbm, end.findings, end.hooks, seed)

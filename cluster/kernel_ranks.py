@@ -27,6 +27,7 @@ from .instances import load_instance
 from .kernel_execution import (
     KernelAnswer,
     KernelEnd,
+    KernelEnded,
     KernelJob,
     Ranked,
     State,
@@ -132,11 +133,18 @@ class _Coordinator:
         given = [_portable(start) for start in starts] if travels else starts
         seats = [self.fabric.address(rank, SEAT_BYTES) for rank in range(len(starts))]
         self.runtime.open(seats, self.job)
-        states: list[State] = self.runtime.call("start", given)
+        ended = self._to_end(self.runtime.call("start", given))
+        if any(end.again for end in ended):
+            self.fabric, self.uses = KernelFabric(self.job.machine), []
+            self._to_end(self.runtime.call("again"))
+        results = tuple(map(self._result, self.runtime.call("result")))
+        return RanksResult(results, tuple(self.uses), self.job.machine)
+
+    def _to_end(self, states: list[State]) -> list[KernelEnded]:
+        """Settles what ranks stand in until all have ended."""
         while any(isinstance(state, tuple) for state in states):
             states = self.runtime.call("advance", self._answers(states))
-        results = tuple(self._result(state) for state in states)
-        return RanksResult(results, tuple(self.uses), self.job.machine)
+        return [state for state in states if isinstance(state, KernelEnded)]
 
     def _answers(self, states: Sequence[State]) -> list[list[KernelAnswer]]:
         """By rank, what it takes part in."""
@@ -154,11 +162,10 @@ class _Coordinator:
         ended = (Stand("has ended"),) * self.job.machine.lnc
         return state if isinstance(state, tuple) else ended
 
-    def _result(self, state: State) -> SimulationResult:
-        if isinstance(state, KernelEnd):
-            return unpacked(state, self.job.chip, self.job.seed)
-        assert isinstance(state, SimulationResult)
-        return state
+    def _result(self, given: SimulationResult | KernelEnd) -> SimulationResult:
+        if isinstance(given, KernelEnd):
+            return unpacked(given, self.job.chip, self.job.seed)
+        return given
 
 
 def _answer(number: int, meeting: Meeting, times: Times, rank: int) -> KernelAnswer:

@@ -59,7 +59,7 @@ def event(result: RanksResult, rank: int, core: int = 0, number: int = 0):
 def test_values_are_those_of_the_group(groups, dtype, lnc):
     x = floats(4, 8, 6).astype(dtype)
     members = [next(g for g in groups if r in g) for r in range(4)]
-    n, close = len(groups[0]), 2e-2 if dtype is BF16 else 1e-5
+    n, close = len(groups[0]), 5e-2 if dtype is BF16 else 1e-5
     summed = run(kernels.all_reduce, x, groups, lnc=lnc).outputs
     largest = run(kernels.all_reduce, x, groups, "maximum", lnc=lnc).outputs
     gathered = run(kernels.all_gather, x, groups, lnc=lnc).outputs

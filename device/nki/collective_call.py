@@ -6,7 +6,7 @@ blocks for the ranks of the group where an axis is cut or joined (`Parts`).
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from .interconnect import Groups, Landed, Offer, Request, check_groups
 from .isa_operands import BITS, integer, stored
 from .session import Session, current
 from .tensor import MemoryRegion, NkiTensor
-from .timeline import KernelEvent
+from .trace import Collected
 
 PRIORITY_GENERATION = 4  # of NeuronCore, from which `priority` is there
 ARGUMENT = "the vendor's compiler refuses a kernel's argument as a collective's operand: copy it"
@@ -222,28 +222,32 @@ class Call:
         If the collective is the logical core's, its cores meet first: then operands are complete.
         """
         session, launch = self.session, self.session.launch
-        self.line = session.line
+        line, cores = session.line, launch.settings.cores
         for tensor in self._all:
             if launch.is_argument(tensor.storage.tensor):
-                launch.findings.setdefault(self.line, f"{tensor}: {ARGUMENT}")
-        self.reads = self._views(self.srcs) + self._views(self.others)
-        self.writes = self._views(self.dsts)
-        ready = session.core.timeline.settled(self.reads, self.writes)
-        free = max(launch.stream_free(request.core, channel) for channel in self.channels)
-        self.arrival = max(ready, free) + delay
-        if self.core is None and launch.settings.cores > 1:
+                launch.findings.setdefault(line, f"{tensor}: {ARGUMENT}")
+        self.entry = Collected(
+            request, self._by_channel(self.srcs, self.others), self._by_channel(self.dsts),
+            delay, self._alone_ps(), line, self.name or "",
+        )  # fmt: skip
+        self.arrival = session.core.come(self.entry, session.program, cores)
+        if self.core is None and cores > 1:
             key = ("collective", request)
-            met = launch.meet(session, key, self.arrival, f"{request} at {self.line}")
-            self.arrival = max(met)
-        session.check_reads(self.reads, self.line)
+            self.arrival = max(launch.meet(session, key, self.arrival, f"{request} at {line}"))
+        session.check_reads(self.entry.reads, line)
 
     def collect(self, rows: tuple, sends: tuple[int, ...] = ()) -> Landed:
         """Gives a row for each channel (None without data) to the collective; what it gave."""
-        offer, alone = Offer(self.asked, self.arrival, self.line, sends), self._alone_ps()
-        landed = self.session.launch.collect(self.session, offer, rows, alone)
-        if self.size > 1:
-            return landed
-        return replace(landed, ends=tuple(max(e, self.arrival + alone) for e in landed.ends))
+        self.entry = self.entry._replace(sends=sends)
+        offer = Offer(self.asked, self.arrival, self.entry.line, sends)
+        landed = self.session.launch.collect(self.session, offer, rows, self.entry.alone)
+        return landed.lasting(self.arrival, self.entry.alone if self.size == 1 else 0)
+
+    def _by_channel(self, *lists: list[list[NkiTensor]]) -> tuple[tuple[View, ...], ...]:
+        channels = range(len(self.channels))
+        return tuple(
+            tuple(self._views([some[c] for some in lists if c < len(some)])) for c in channels
+        )
 
     @property
     def writes_values(self) -> bool:
@@ -260,24 +264,11 @@ class Call:
         """Notes that dsts of these channels are written, and what took how long."""
         session, launch = self.session, self.session.launch
         for channel in received:
-            for view in self._views([self.dsts[channel]]):
+            for view in self.entry.writes_by_channel[channel]:
                 launch.written(view).add(view)
-        timeline = session.core.timeline
-        for index, (channel, end) in enumerate(zip(self.channels, landed.ends, strict=True)):
-            launch.take_stream(self.core, channel, end)
-            reads = self._views([self.srcs[index], *self.others[index : index + 1]])
-            timeline.beside(channel, end, reads, self._views([self.dsts[index]]))
-            self._note(channel, end, sum(view.nbytes for view in reads))
-
-    def _note(self, channel: int, end: int, nbytes: int) -> None:
-        opcode = "".join(word.capitalize() for word in self.asked.name.split("_"))
-        queue = f"channel {channel}"
-        self.session.core.events.append(
-            KernelEvent(
-                "collective", opcode, self.arrival, end, queue, self.line, self.name or "",
-                nbytes, 0,
-            )
-        )  # fmt: skip
+        session.core.trace.entries.append(self.entry)
+        cores = launch.settings.cores
+        session.core.land(self.entry, self.arrival, landed.ends, session.program, cores)
 
     def _views(self, lists: Sequence[Sequence[NkiTensor]]) -> list[View]:
         return [stored(tensor, "operand") for some in lists for tensor in some]
@@ -319,7 +310,7 @@ class Call:
 
     def _alone_ps(self) -> int:
         chip = self.session.chip
-        pairs = zip(self.writes, self.reads, strict=False)
+        pairs = zip(self._views(self.dsts), self._views(self.srcs), strict=True)
         return chip.dma_start_ps + sum(transfer_duration(chip, dst, src) for dst, src in pairs)
 
 

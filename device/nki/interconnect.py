@@ -9,7 +9,7 @@ One in SBUF or private HBM is each core's own: core k meets the cores k of the o
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -97,6 +97,10 @@ class Landed:
     ends: tuple[int, ...]
     sends: tuple[tuple[int, ...], ...] = ()
     outputs: tuple[np.ndarray | None, ...] = ()
+
+    def lasting(self, arrival: int, least: int) -> "Landed":
+        """The same, with no end before `least` ps have passed since `arrival`."""
+        return replace(self, ends=tuple(max(end, arrival + least) for end in self.ends))
 
 
 @dataclass(frozen=True, eq=False)

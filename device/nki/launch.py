@@ -17,10 +17,10 @@ import numpy as np
 
 from ..chip import Chip
 from ..dtypes import numpy_dtype
-from ..errors import BadInput, IllegalInstruction
+from ..errors import BadInput, IllegalInstruction, TrnsimError
 from ..memory import Memory, Tensor, View
 from .dtypes import DType
-from .errors import DeadlockError
+from .errors import DeadlockError, located
 from .interconnect import Interconnect, Landed, Offer, OneRank, Stand, land_alone, meetings
 from .races import Races
 from .session import Session
@@ -78,13 +78,13 @@ class Launch:
         self._written: dict[int, Written] = {}
         self._turns: Turns | None = None
         self._adopted: set[int] = set()
-        self._streams = [0] * (self.chip.cc_streams_per_core * settings.cores)
 
     # ---- tensors -----------------------------------------------------------------------------
 
     def watch(self, storage: Storage, memory: Memory | None) -> None:
         """Frees an allocation when no kernel holds it any more."""
         tensor = storage.tensor
+        storage.written.line = storage.line
         self._written[id(tensor)] = storage.written
         weakref.finalize(storage, self._release, tensor, memory)
 
@@ -151,7 +151,9 @@ class Launch:
 
     def uninitialised(self, view: View, line: str) -> None:
         """A read of memory that was never written. Raises IllegalInstruction or notes it."""
-        self.hazard(f"{view} is read and was never written, or only in part", line)
+        made = self.written(view).line
+        place = f"; made at {made}" if made else ""
+        self.hazard(f"{view} is read and was never written, or only in part{place}", line)
 
     def hazard(self, message: str, line: str) -> None:
         """Raises IllegalInstruction, or notes the message, as the settings ask."""
@@ -201,6 +203,8 @@ class Launch:
         session.enter()
         try:
             return body(session)
+        except TrnsimError as error:
+            raise located(error) from None
         finally:
             session.leave()
 
@@ -265,21 +269,6 @@ class Launch:
             landed = land_alone(offer, wait.inputs, wait.offered)
             answers |= dict.fromkeys(cores, landed)
         return answers
-
-    def stream_free(self, core: int | None, channel: int) -> int:
-        """When the CC-core stream of a channel has ended its last collective, in ps."""
-        return self._streams[self._stream(core, channel)]
-
-    def take_stream(self, core: int | None, channel: int, end: int) -> None:
-        """The stream of a channel works until `end`."""
-        self._streams[self._stream(core, channel)] = end
-
-    def _stream(self, core: int | None, channel: int) -> int:
-        """Of all streams if the collective is the logical core's, else of the core's own."""
-        if core is None:
-            return channel % len(self._streams)
-        each = self.chip.cc_streams_per_core
-        return core * each + channel % each
 
 
 def check_cores(chip: Chip, cores: int) -> None:

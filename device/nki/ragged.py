@@ -81,8 +81,17 @@ class _RaggedCall(Call):
         source = self._flat(self.src)
         pieces = [source[a : a + n] for a, n in zip(starts, sent, strict=True)]
         row = np.concatenate(pieces) if self.writes_values else None
+        self._use_metadata(table, counts_known)
         landed = self.collect((row,), tuple(sent))
         self._receive(landed, rows.get("recv_displs"), counts_known)
+
+    def _use_metadata(self, table: NkiTensor, counts_known: bool) -> None:
+        """The collective reads the metadata, and writes the counts received."""
+        reads, writes = self.entry.reads_by_channel[0], self.entry.writes_by_channel[0]
+        written = () if counts_known else (self._row(table, 2),)
+        self.entry = self.entry._replace(
+            reads_by_channel=((*reads, stored(table)),), writes_by_channel=((*writes, *written),)
+        )
 
     def _receive(self, landed: Landed, places: list[int] | None, counts_known: bool) -> None:
         group = next(g for g in self.groups if self.session.launch.rank in g)
@@ -106,7 +115,7 @@ class _RaggedCall(Call):
                 view = self.dst.view_at(self.dst.offset + place, (count,), (1,))
                 self.session.launch.written(view).add(view)
         if not counts_known:
-            self._write_counts(counts, landed.ends[0])
+            self._write_counts(counts)
 
     def _put(self, row: np.ndarray | None, counts: Sequence[int], places: Sequence[int]) -> None:
         assert row is not None
@@ -144,12 +153,11 @@ class _RaggedCall(Call):
         part = table[:, rows, :] if table.on_chip else table[rows, :]
         return part.device_view()
 
-    def _write_counts(self, counts: Sequence[int], end: int) -> None:
+    def _write_counts(self, counts: Sequence[int]) -> None:
         view = self._row(self.metadata, 2)
         if self.writes_values or self.metadata.on_chip:  # in SBUF each core has its own
             view.array[...] = np.array(counts, np.uint32).reshape(view.shape)
         self.session.launch.written(view).add(view)
-        self.session.core.timeline.beside(0, end, (), (view,))
 
     # ---- flat buffers --------------------------------------------------------------------
 
