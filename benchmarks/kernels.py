@@ -148,7 +148,7 @@ def speed(times: int) -> None:
 
 def main() -> None:
     """Both tables; exits with 1 if a point is off by more than its tolerance."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one run of each instead of three")
     arguments = parser.parse_args()
     good = points()

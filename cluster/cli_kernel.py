@@ -4,7 +4,7 @@ import ast
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,13 @@ from trnsim.device.nki.dtypes import DTYPES, as_dtype
 from trnsim.device.nki.kernel import as_chip, simulate
 from trnsim.device.nki.lint import Finding, lint
 from trnsim.device.nki.result import SimulationResult
+from trnsim.device.overlay import apply_overlay
 from trnsim.device.units import format_bytes, format_time
 
 from .kernel_file import load_kernel
 
 LINES_SHOWN = 10
+ORDERS = ("greedy", "program")
 SHORT = {
     "f32": "float32", "f16": "float16", "bf16": "bfloat16", "f8e4m3": "float8_e4m3",
     "f8e4m3fn": "float8_e4m3fn", "f8e5m2": "float8_e5m2", "i8": "int8", "i16": "int16",
@@ -55,6 +57,14 @@ _SHAPED = re.compile(r"([a-z][a-z0-9_]*)\[([0-9, ]*)\]")
     "--lint", "linted", type=click.Choice(["error", "warn", "off"]), default="warn",
     show_default=True, help="What Python is that the hardware's compiler refuses.",
 )  # fmt: skip
+@click.option(
+    "--time-only", is_flag=True,
+    help="Compute no values: the same times, sooner; registers must not depend on values.",
+)  # fmt: skip
+@click.option(
+    "--overlay", "overlays", multiple=True, type=click.Path(path_type=Path),
+    help="A file of numbers laid over the chip's; several are each timed from the one run.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
 @click.option("--instance", help="Run on its ranks: random inputs of their own, nki.collectives.")
 @click.option("--ranks", type=int, help="How many; default: all logical cores of the nodes.")
@@ -66,16 +76,18 @@ _SHAPED = re.compile(r"([a-z][a-z0-9_]*)\[([0-9, ]*)\]")
 @click.option("--address", help="Of a running Ray instance.")
 def kernel(
     kernel: str, arguments: Sequence[str], chip: str | None, lnc: int, seed: int, hazards: str,
-    deadline: float, trace: Path, linted: str, as_json: bool, instance: str | None,
-    ranks: int | None, nodes: int, runtime: str, address: str | None,
+    deadline: float, trace: Path, linted: str, time_only: bool, overlays: Sequence[Path],
+    as_json: bool, instance: str | None, ranks: int | None, nodes: int, runtime: str,
+    address: str | None,
 ) -> None:  # fmt: skip
     """Simulate the NKI kernel NAME of FILE.py and print its modelled time.
 
     \b
         trnsim kernel my_kernels.py:matmul --arg bf16[2048,2048] --arg bf16[2048,2048]
 
-    `import nki` in FILE.py is the simulator. Times are modelled (virtual) time of the hardware in
-    program order of each engine, launch included; busy times are sums over the cores.
+    `import nki` in FILE.py is the simulator. Times are modelled (virtual) time of the hardware,
+    launch included, in program order of each engine; the bracket also has the time of a scheduler
+    that issues whatever is ready. Busy times are sums over the cores.
 
     With --instance it runs on many ranks. An argument groups[N] is a ReplicaGroup of N ranks each:
 
@@ -89,10 +101,12 @@ def kernel(
         run_ranks(
             kernel, arguments, chip=chip, lnc=lnc, seed=seed, hazards=hazards, deadline=deadline,
             trace=trace, as_json=as_json, instance=instance, ranks=ranks, nodes=nodes,
-            runtime=runtime, address=address,
+            runtime=runtime, address=address, linted=linted, data=not time_only,
+            overlays=overlays,
         )  # fmt: skip
         return
     target = as_chip(chip)
+    others = {path: apply_overlay(target, path) for path in overlays}
     wanted, positional, named = load_kernel(kernel), [], {}
     random = np.random.default_rng(seed)
     for text in arguments:
@@ -106,13 +120,35 @@ def kernel(
     with Console(stderr=True).status("running the kernel"):
         result = simulate(
             wanted[lnc] if lnc != 1 else wanted, *positional, chip=target, seed=seed,
-            hazards=hazards, deadline=deadline, **named,
+            hazards=hazards, deadline=deadline, data=not time_only, **named,
         )  # fmt: skip
+        variants = {path: result.retimed(other) for path, other in others.items()}
     write_trace(trace, result)
     if as_json:
-        click.echo(json.dumps(summary(result, kernel, positional, named), indent=2))
+        numbers = summary(result, kernel, positional, named) | {"overlays": overlaid(variants)}
+        click.echo(json.dumps(numbers, indent=2))
     else:
         show(result, kernel, trace)
+        if variants:
+            Console(width=None if sys.stdout.isatty() else 120).print(_variants(variants))
+
+
+def overlaid(variants: Mapping[Path, SimulationResult]) -> list[dict[str, Any]]:
+    """The bracket of each overlay, in picoseconds."""
+    return [
+        {"overlay": str(path), "bracket_ps": dict(zip(ORDERS, result.bracket, strict=True))}
+        for path, result in variants.items()
+    ]
+
+
+def _variants(variants: Mapping[Path, SimulationResult]) -> Table:
+    table = Table("overlay", box=None)
+    for head in ("program order", "greedy"):
+        table.add_column(head, justify="right")
+    for path, result in variants.items():
+        greedy, program = result.bracket
+        table.add_row(str(path), format_time(program), format_time(greedy))
+    return table
 
 
 # ---- what to run -----------------------------------------------------------------------------
@@ -179,6 +215,7 @@ def summary(
         "seed": result.seed,
         "time_ps": result.time,
         "launch_ps": result.chip.kernel_launch_ps,
+        "bracket_ps": dict(zip(ORDERS, result.bracket, strict=True)) if result.whole else None,
         "bounds_ps": {"overlapped": overlapped, "serial": serial},
         "busy_ps": {name: result.engine(name).busy for name in ENGINES},
         "instructions": {name: result.engine(name).instructions for name in ENGINES},
@@ -194,6 +231,7 @@ def summary(
         ],
         "findings": dict(result.findings),
         "hooks": list(result.hooks),
+        "folded_memsets": result.folded,
         "assumed": list(result.chip.assumed()),
     }  # fmt: skip
 
@@ -220,6 +258,9 @@ def show(result: SimulationResult, place: str, trace: Path) -> None:
         f"(launch {format_time(result.chip.kernel_launch_ps)})"
     )
     facts = Table(box=None, show_header=False)
+    if result.whole:
+        ends = [f"{format_time(t)} {o}" for t, o in zip(result.bracket, ORDERS, strict=True)]
+        facts.add_row("bracket", f"{ends[0]}, {ends[1]} order")
     facts.add_row("bounds", f"{format_time(overlapped)} overlapped, {format_time(serial)} serial")
     if result.flops:
         facts.add_row("MFU", f"{mfu(result):.2%} of bf16 peak, {result.flops / 1e9:.4g} GFLOP")
@@ -229,6 +270,10 @@ def show(result: SimulationResult, place: str, trace: Path) -> None:
         f"SBUF {memory.peak_sbuf:,} of {memory.sbuf:,} B, "
         f"PSUM {memory.peak_psum:,} of {memory.psum:,} B",
     )
+    if result.hooks:
+        facts.add_row("hooks honoured", ", ".join(result.hooks))
+    if result.folded:
+        facts.add_row("folded", f"{result.folded} zeros of PSUM that a matmul overwrites")
     console.print(facts)
     console.print(_engines(result), _lines(result))
     for line, message in result.findings.items():

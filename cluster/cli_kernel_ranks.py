@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from rich.table import Table
 from trnsim.device.errors import BadInput
 from trnsim.device.isa.base import ENGINES
 from trnsim.device.nki.collectives import ReplicaGroup
+from trnsim.device.nki.lint import lint
 from trnsim.device.nki.result import SimulationResult
 from trnsim.device.units import format_bytes, format_rate, format_time
 
-from .cli_kernel import parse_argument, trace_entries, write_entries
+from .cli_kernel import parse_argument, report_lint, trace_entries, write_entries
 from .instances import load_instance
 from .kernel_execution import Ranked
 from .kernel_fabric import CollectiveUse
@@ -34,23 +36,33 @@ _GROUPS = re.compile(r"(?:([A-Za-z_]\w*)=)?groups\[(\d+)\]")
 
 def run_ranks(
     place: str, arguments: Sequence[str], *, trace: Path, as_json: bool, seed: int, lnc: int,
-    instance: str | None, ranks: int | None, nodes: int, **options: Any,
+    instance: str | None, ranks: int | None, nodes: int, linted: str, overlays: Sequence[Path],
+    **options: Any,
 ) -> None:  # fmt: skip
     """Runs the kernel at FILE.py:NAME on ranks, writes the trace, prints tables or JSON."""
     if instance is None:
         raise BadInput("--instance", "none", "an instance for --ranks, --nodes and --runtime")
     many = ranks or nodes * load_instance(instance).logical_cores(lnc)
     found = load_kernel(place)
+    inputs = [inputs_of(arguments, seed, rank, many) for rank in range(many)]
+    if linted != "off":
+        report_lint(lint(found, [*inputs[0].args, *inputs[0].kwargs.values()]), linted == "error")
+    run = partial(
+        simulate_ranks, found, inputs, ranks=many, lnc=lnc, instance=instance, nodes=nodes,
+        seed=seed, **options,
+    )  # fmt: skip
     with Console(stderr=True).status(f"running the kernel on {many} ranks"):
-        result = simulate_ranks(
-            found, [inputs_of(arguments, seed, rank, many) for rank in range(many)], ranks=many,
-            lnc=lnc, instance=instance, nodes=nodes, seed=seed, **options,
-        )  # fmt: skip
+        result = run()
+        times = {str(path): run(overlay=path).time for path in overlays}
     write_entries(trace, ranks_trace(result))
     if as_json:
-        click.echo(json.dumps(summary(result, place, arguments, seed), indent=2))
-    else:
-        show(result, place, trace)
+        numbers = summary(result, place, arguments, seed)
+        overlaid = [{"overlay": path, "time_ps": time} for path, time in times.items()]
+        click.echo(json.dumps(numbers | {"overlays": overlaid}, indent=2))
+        return
+    show(result, place, trace)
+    for path, time in times.items():
+        click.echo(f"with {path}: {format_time(time)}")
 
 
 def inputs_of(arguments: Sequence[str], seed: int, rank: int, ranks: int) -> Ranked:

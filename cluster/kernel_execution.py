@@ -28,7 +28,6 @@ from trnsim.device.nki.timeline import KernelCore, KernelEvent
 from trnsim.device.nki.trace import Trace
 
 from . import wire
-from .instances import load_instance
 from .kernel_fabric import KernelFabric, Machine, Share, shared_fabric
 from .kernel_file import load_kernel
 from .runtimes.base import Exchange, Execution, Seat
@@ -102,6 +101,7 @@ class KernelJob:
     seed: int = 0
     hazards: str = "error"
     deadline: float = 3600.0
+    data: bool = True
     started: list["_Rank"] = field(default_factory=list, compare=False, repr=False)
 
     def __call__(self, seat: Seat, call: str, argument: Any) -> Execution:
@@ -123,13 +123,13 @@ class KernelJob:
     @property
     def chip(self) -> Chip:
         """With the numbers of the instance."""
-        return load_instance(self.machine.instance).chip
+        return self.machine.load().chip
 
     def settings(self) -> Settings:
         """Of every rank's launch."""
         return Settings(
             chip=self.chip, cores=self.machine.lnc, grid=self.grid, seed=self.seed,
-            hazards=self.hazards, deadline=self.deadline,
+            hazards=self.hazards, deadline=self.deadline, data=self.data,
         )  # fmt: skip
 
 

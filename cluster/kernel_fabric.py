@@ -23,7 +23,7 @@ from trnsim.device.errors import BadInput, IllegalInstruction
 from trnsim.device.nki.interconnect import Groups, Meeting, Request
 
 from .collective import Bench, Site, instance_site
-from .instances import load_instance
+from .instances import Instance, load_instance
 from .runtimes.base import CoreAddress
 
 FEW_CHANNELS = 2  # of groups that do not cover a node (nki.collectives, "Channels")
@@ -33,13 +33,25 @@ Sends = dict[int, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Machine:
-    """Ranks on the logical cores of `nodes` instances, the same number on each."""
+    """Ranks on the logical cores of `nodes` instances, the same number on each.
+
+    `overlay` is a file of numbers laid over the chip's.
+    """
 
     instance: str
     ranks: int
     lnc: int
     nodes: int = 1
     algorithm: str = "policy"
+    overlay: str | None = None
+
+    def load(self) -> Instance:
+        """The instance, with the overlay's numbers."""
+        return load_instance(self.instance, self.overlay)
+
+    def site(self, lnc: int) -> Site:
+        """All cores, as ranks of `lnc` cores."""
+        return instance_site(self.instance, nodes=self.nodes, lnc=lnc, overlay=self.overlay)
 
 
 @dataclass(frozen=True)
@@ -109,8 +121,7 @@ class KernelFabric:
 
     def __init__(self, machine: Machine) -> None:
         self.machine, self.ranks = machine, machine.ranks
-        self.site = instance_site(machine.instance, nodes=machine.nodes, lnc=machine.lnc)
-        self.instance = load_instance(machine.instance)
+        self.site, self.instance = machine.site(machine.lnc), machine.load()
         self.job = _job(self.site, machine.ranks)
         self._benches: dict[tuple, Bench] = {}
         self._plans: dict[tuple, Plan] = {}
@@ -245,7 +256,7 @@ class KernelFabric:
         for physical in (False, True):
             own = self.site
             if physical and machine.lnc > 1:
-                own = instance_site(machine.instance, nodes=machine.nodes, lnc=1)
+                own = machine.site(1)
             sites[physical, False], sites[physical, True] = own, _in_sbuf(own)
         return sites
 

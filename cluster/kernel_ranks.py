@@ -20,8 +20,9 @@ from typing import Any
 from trnsim.device.chip import Chip
 from trnsim.device.errors import BadInput
 from trnsim.device.nki.interconnect import Meeting, Stand, meetings
-from trnsim.device.nki.kernel import Kernel, jit, simulate
+from trnsim.device.nki.kernel import Kernel, as_chip, jit, simulate
 from trnsim.device.nki.result import SimulationResult
+from trnsim.device.overlay import apply_overlay
 
 from .instances import load_instance
 from .kernel_execution import (
@@ -86,14 +87,16 @@ def simulate_ranks(
     seed: int = 0,
     hazards: str | None = None,
     deadline: float = 3600.0,
+    data: bool = True,
+    overlay: str | Path | None = None,
 ) -> RanksResult:
     """Runs a kernel on ranks of `nodes` instances; without an instance, on one rank of `chip`.
 
     `ranks` is all logical cores if not given; rank r is on logical core r of its node. `lnc` is
     the grid of `kernel[n]`, or given here. `algorithm` is of collectives: policy, best, or a name.
-    `hazards`, `deadline`: see `simulate`. Raises BadInput for ranks that do not fit, what
-    `simulate` raises with the rank in front, and CollectiveMismatch or DeadlockError for ranks that
-    differ.
+    `hazards`, `deadline`, `data`: see `simulate`; `overlay` is a file of numbers. Raises BadInput
+    for ranks that do not fit, what `simulate` raises with the rank in front, and CollectiveMismatch
+    or DeadlockError for ranks that differ.
     """
     made = _gridded(jit(kernel), lnc)
     cores = made.cores or 1
@@ -101,14 +104,20 @@ def simulate_ranks(
         if ranks not in (None, 1) or nodes != 1 or runtime != "local":
             raise BadInput("instance", "none", "an instance for several ranks, nodes, or Ray")
         given = _arguments(inputs, 0, 1)
-        options = {"chip": chip, "seed": seed, "hazards": hazards, "deadline": deadline}
+        options = {"seed": seed, "hazards": hazards, "deadline": deadline, "data": data}
+        options["chip"] = (
+            as_chip(chip) if overlay is None else apply_overlay(as_chip(chip), overlay)
+        )
         return RanksResult((simulate(made, *given.args, **options, **given.kwargs),))
     _check_instance(instance, cores, chip)
     available = nodes * load_instance(instance).logical_cores(cores)
-    machine = Machine(instance, available if ranks is None else ranks, cores, nodes, algorithm)
+    machine = Machine(
+        instance, available if ranks is None else ranks, cores, nodes, algorithm,
+        None if overlay is None else str(Path(overlay).resolve()),
+    )  # fmt: skip
     job = KernelJob(
         machine, made if runtime == "local" else None, "" if runtime == "local" else _place(made),
-        made.cores is not None, seed, _hazards(hazards), deadline,
+        made.cores is not None, seed, _hazards(hazards), deadline, data,
     )  # fmt: skip
     starts = [_arguments(inputs, rank, machine.ranks) for rank in range(machine.ranks)]
     try:

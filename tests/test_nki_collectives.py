@@ -22,6 +22,7 @@ from trnsim.device.errors import (
 )
 from trnsim.device.nki import simulate
 from trnsim.device.nki.errors import DeadlockError
+from trnsim.device.nki.retime import finish
 
 from . import nki_collective_kernels as kernels
 from .nki_collective_kernels import nki, nl
@@ -36,11 +37,11 @@ def floats(*shape, seed=0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def run(kernel, data, *rest, ranks=None, lnc=1, instance=BIG, **options) -> RanksResult:
-    """Rank r gets data[r], and the rest."""
-    many = len(data) if ranks is None else ranks
+def run(kernel, x, /, *rest, ranks=None, lnc=1, instance=BIG, **options) -> RanksResult:
+    """Rank r gets x[r], and the rest."""
+    many = len(x) if ranks is None else ranks
     return simulate_ranks(
-        kernel, lambda r: (data[r], *rest), ranks=many, lnc=lnc, instance=instance, **options
+        kernel, lambda r: (x[r], *rest), ranks=many, lnc=lnc, instance=instance, **options
     )
 
 
@@ -385,6 +386,78 @@ def test_one_rank_alone_needs_no_instance():
             assert on.ranks[0].time == on.time == result.time
 
 
+@pytest.mark.parametrize("lnc", [1, 2])
+def test_without_values_the_times_are_the_same(lnc):
+    x, groups = floats(8, 16, 8), [list(range(8))]
+    for kernel, *rest in (
+        (kernels.all_reduce, groups),
+        (kernels.in_sbuf, groups, "all_gather", 1),
+        (kernels.ring_gather, groups, 2, True),
+        (kernels.ring_reduce, groups),
+        (kernels.late_rank, groups, 3, 20),
+    ):
+        values, times = (
+            run(kernel, x, *rest, lnc=lnc, data=data, hazards="report") for data in (True, False)
+        )
+        assert times.collectives == values.collectives
+        assert [r.cores for r in times.ranks] == [r.cores for r in values.ranks]
+    with pytest.raises(BadInput, match="counts of all_to_all_v: unknown is not valid; allowed: a"):
+        simulate_ranks(
+            kernels.ragged, ragged_data(3, np.ones((3, 3), int), 12), ranks=3, nodes=3,
+            instance=BIG, data=False,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("lnc", [1, 2])
+def test_a_trace_that_is_timed_again_gives_the_same_times(monkeypatch, lnc):
+    x, groups = floats(4, 16, 8), [[0, 1, 2, 3]]
+    first = finish
+    for kernel, *rest in (
+        (kernels.all_reduce, groups),
+        (kernels.in_sbuf, groups, "all_gather", 1),
+        (kernels.ring_gather, groups, 2, False),
+        (kernels.ring_reduce, groups),
+        (kernels.late_rank, groups, 3, 20),
+    ):
+        runs = []
+        for again in (False, True):
+            monkeypatch.setattr(
+                "trnsim.cluster.kernel_execution.finish",
+                lambda *args, again=again: first(*args) or again,
+            )
+            runs.append(run(kernel, x, *rest, lnc=lnc, hazards="report"))
+        assert runs[0].collectives == runs[1].collectives
+        assert [r.cores for r in runs[0].ranks] == [r.cores for r in runs[1].ranks]
+        pairs = zip(runs[0].outputs, runs[1].outputs, strict=True)
+        assert all(np.array_equal(np.asarray(a[0]), np.asarray(b[0])) for a, b in pairs)
+
+
+@nki.jit
+def crowded(x, groups):
+    """Tensors that fit SBUF by their uses, not by how long Python holds them; a collective each."""
+    held, total = [], nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    for _ in range(6):
+        tile = nl.ndarray((128, 12288), dtype=nl.float32, buffer=nl.sbuf)
+        kernels.nisa.dma_copy(dst=tile[:, 0 : x.shape[1]], src=x)
+        result = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+        kernels.ncc.all_reduce([tile[:, 0 : x.shape[1]]], [result], groups, nl.add)
+        kernels.nisa.dma_copy(dst=total, src=result)
+        held.append(tile)
+    return total
+
+
+def test_tensors_that_do_not_all_fit_are_laid_out_again_on_all_ranks():
+    """A tile's place is taken by a later one, whose load waits for the tile's collective."""
+    x = floats(2, 128, 64)
+    result = run(crowded, x, [[0, 1]])
+    assert result.ranks[0].memory.peak_sbuf <= CHIP.sbuf_partition_bytes
+    np.testing.assert_allclose(result.outputs[0], x.sum(0), atol=1e-5)
+    loads = [e for e in result.ranks[0].events if e.queue == "load"]
+    ends = [event(result, 0, number=number).end for number in range(6)]
+    assert [use.end for use in result.collectives] == ends
+    assert loads[3].start < ends[0] < loads[-1].start
+
+
 def test_runs_are_the_same_each_time_and_leave_no_thread():
     x, before = floats(8, 16, 8), threading.active_count()
     runs = [run(kernels.in_sbuf, x, [list(range(8))], "all_gather", 1, lnc=2) for _ in range(3)]
@@ -424,8 +497,8 @@ def test_ranks_that_differ_are_one_error_with_ranks_calls_and_lines(what, error,
 def test_a_pair_that_does_not_come_together_is_named():
     with pytest.raises(
         DeadlockError,
-        match=r"^rank 0: core 0 waits in all_reduce add of f32\[512\] in HBM on \[0, 1\] at "
-        rf"{HERE}; core 1 waits in core_barrier at {HERE}",
+        match=rf"^rank 0: {HERE}: core 0 waits in all_reduce add of f32\[512\] in HBM on "
+        rf"\[0, 1\] at {HERE}; core 1 waits in core_barrier at {HERE}",
     ):
         run(kernels.one_core_only, floats(2, 64, 8), [[0, 1]], lnc=2)
 

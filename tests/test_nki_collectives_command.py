@@ -72,7 +72,7 @@ def test_errors_of_actors_are_those_of_the_process(ray_instance):
     x = np.zeros((2, 8, 8), np.float32)
     for kernel, rest, error in (
         (kernels.differing, ("op",), CollectiveMismatch),
-        (kernels.refused, ("op",), IllegalInstruction),
+        (kernels.refused, ("stranger",), IllegalInstruction),
     ):
         told = []
         for runtime in ("local", "ray"):

@@ -48,6 +48,7 @@ class _Scheduler:
         self.options = [self._options(entry) for entry in self.entries]
         self.rank = self._ranks()
         self.free: dict[str, int] = {}
+        self.booked: dict[str, int] = {}  # until when a server has work that was given to it
         self.ends: dict[int, int] = {}  # of entries that have been issued
         self.where: dict[int, str] = {}
         self.order: list[int] = []
@@ -140,20 +141,15 @@ class _Scheduler:
             heapq.heappush(self.held, place)
             return
         server = min(self.options[place], key=lambda s: (self._finish(place, s), s))
+        taken, lasts = self.options[place][server]
+        self.booked[server] = self._finish(place, server) - lasts + taken
         self.ready.setdefault(server, [])
         heapq.heappush(self.waiting.setdefault(server, []), (self._ready(place, server), place))
 
     def _finish(self, place: int, server: str) -> int:
-        start = max(self._ready(place, server), self._load(server))
+        """When an entry would end on a server, after what has been given to it."""
+        start = max(self._ready(place, server), self.booked.get(server, 0))
         return start + self.options[place][server][1]
-
-    def _load(self, server: str) -> int:
-        """When the server will have done what it has been offered."""
-        queued = [p for _, p in self.waiting.get(server, ())] + [
-            p for _, p in self.ready.get(server, ())
-        ]
-        work = sum(self.options[p][server][0] for p in queued if p not in self.where)
-        return self.free.get(server, 0) + work
 
     def _ready(self, place: int, server: str) -> int:
         """When what an entry depends on lets it start on a server."""

@@ -8,7 +8,7 @@ asks of other ranks goes out through `steps`.
 import math
 import time
 import weakref
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from ..dtypes import numpy_dtype
 from ..errors import BadInput, IllegalInstruction, TrnsimError
 from ..memory import Memory, Tensor, View
 from .dtypes import DType
-from .errors import DeadlockError, located
+from .errors import DeadlockError, at_line, located
 from .interconnect import Interconnect, Landed, Offer, OneRank, Stand, land_alone, meetings
 from .races import Races
 from .session import Session
@@ -53,6 +53,7 @@ class Wait(NamedTuple):
     offered: Any = None
     offer: Offer | None = None
     inputs: tuple[Any, ...] = ()
+    line: str = ""
 
 
 class Launch:
@@ -70,6 +71,9 @@ class Launch:
             Session(self, KernelCore(self.chip, settings.data, self.hbm), number)
             for number in range(settings.cores)
         ]
+        for session in self.sessions:
+            for memory in (session.core.sbuf, session.core.psum):
+                memory.pool_bytes //= settings.cores * self.interconnect.ranks
         self.deadline_at = time.monotonic() + settings.deadline
         self.findings: dict[str, str] = {}
         self.input_bytes = 0
@@ -191,9 +195,7 @@ class Launch:
                     continue
                 stands = tuple(self._stand(turns, core) for core in range(len(self.sessions)))
                 if not any(stand.offer for stand in stands):
-                    raise DeadlockError(
-                        "; ".join(f"core {i} {stand.what}" for i, stand in enumerate(stands))
-                    )
+                    raise self._deadlock(turns, stands)
                 for core, landed in (yield stands).items():
                     turns.answer(core, landed)
         finally:
@@ -214,6 +216,11 @@ class Launch:
             return Stand("has ended")
         return Stand(f"waits in {wait.what}", wait.offer)
 
+    def _deadlock(self, turns: Turns, stands: Sequence[Stand]) -> TrnsimError:
+        story = "; ".join(f"core {core} {stand.what}" for core, stand in enumerate(stands))
+        line = next(wait.line for wait in turns.waiting if wait is not None)
+        return at_line(DeadlockError(story), line)
+
     def _meet(self, turns: Turns) -> bool:
         """Lets cores that wait for each other alone go on, if all have come."""
         waits: list[Wait | None] = turns.waiting
@@ -233,7 +240,7 @@ class Launch:
         if len(self.sessions) == 1:
             raise IllegalInstruction(f"{what} needs a kernel launched on two cores: kernel[2]")
         assert self._turns is not None
-        met = self._turns.wait(session.program, Wait(what, key, offered))
+        met = self._turns.wait(session.program, Wait(what, key, offered, line=session.line))
         session.meetings += 1
         return met
 

@@ -26,7 +26,11 @@ class EngineUse:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """The most bytes that tensors held at once: per partition on chip, the largest of the cores."""
+    """The most bytes that tensors held at once: per partition on chip, the largest of the cores.
+
+    Tensors are held as long as Python holds them; where that is more than there is, from their
+    first use to their last (see `placement`).
+    """
 
     peak_sbuf: int
     peak_psum: int
@@ -156,6 +160,16 @@ class SimulationResult:
         cores = greedy([core.trace for core in self.cores], self.chip)
         end = max(core.timeline.end for core in cores)
         return min(self.chip.kernel_launch_ps + end, self.time), self.time
+
+    @property
+    def whole(self) -> bool:
+        """Whether the traces tell all: `bracket` and `retimed` need it. Collectives are no part."""
+        return all(core.trace.whole for core in self.cores)
+
+    @property
+    def folded(self) -> int:
+        """Memsets of PSUM to zero that took no instruction, as a matmul overwrote them."""
+        return sum(core.trace.folded for core in self.cores)
 
     def retimed(self, chip: Chip) -> "SimulationResult":
         """This run on other numbers of its chip (see `overlay`), without running the kernel.
