@@ -61,7 +61,7 @@ CASES = [
     Case("barrier_on_one_core", (X,), DeadlockError,
          "core 0 waits in core_barrier at LINE; core 1 has ended", cores=2),
     Case("sendrecv_mismatch", ("f32[128,16]",), IllegalInstruction,
-         "sendrecv: core 0 sends f32[128, 8] and core 1 receives f32[128, 9]", cores=2),
+         "sendrecv: core 1 sends f32[128, 9] and core 0 receives f32[128, 8]", cores=2),
     Case("index_out_of_bounds", ("f32[4,8]", "i32[128,1]"), IllegalInstruction,
          "DmaGather: vector offset 6 is out of bounds: 0 to 3"),
     Case("one_core_too_few", (X,), IllegalInstruction,

@@ -110,6 +110,10 @@ class Matmul(OnTensor):
     tile_position: tuple[int, int] = (0, 0)
 
     def reads(self) -> tuple[View, ...]:
+        """The operands. PSUM adds as it writes: a matmul does not wait for the one before."""
+        return self.stationary, self.moving
+
+    def used(self) -> tuple[View, ...]:
         if self.accumulate is True:
             return self.stationary, self.moving, self.dst
         return self.stationary, self.moving
@@ -396,12 +400,14 @@ class MatmulMx(OnMx):
 
     def reads(self) -> tuple[View, ...]:
         stationary, moving = self.stationary, self.moving
-        found = (
+        return (
             stationary, moving,
             *scale_views(self.stationary_scale, stationary.shape[0], stationary.free),
             *scale_views(self.moving_scale, moving.shape[0], moving.free),
         )  # fmt: skip
-        return (*found, self.dst) if self.accumulate is True else found
+
+    def used(self) -> tuple[View, ...]:
+        return (*self.reads(), self.dst) if self.accumulate is True else self.reads()
 
     def writes(self) -> tuple[View, ...]:
         return (self.dst,)

@@ -50,10 +50,16 @@ ELEMENTS = {
 
 
 def instruction(function: Callable[P, R]) -> Callable[P, R]:
-    """Puts the kernel's source line in front of the errors of a function of `nki.isa`."""
+    """Puts the kernel's source line in front of the errors of a function of `nki.isa`.
+
+    Tells the core whether the kernel names the engine.
+    """
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        session = running()
+        if session is not None:
+            session.core.stated = _names_engine(args, kwargs)
         try:
             return function(*args, **kwargs)
         except TrnsimError as error:
@@ -75,6 +81,13 @@ def _check_call(function: Callable, args: tuple, kwargs: dict) -> None:
         found = running()
         wrong = BadInput(f"nisa.{function.__name__}", error, ", ".join(signature.parameters))
         raise at_line(wrong, found.line if found else "") from None
+
+
+def _names_engine(args: tuple, kwargs: dict[str, Any]) -> bool:
+    named = kwargs.get("engine")
+    if named is None:
+        named = next((value for value in args if type(value) is engines), None)
+    return named is not None and named is not engines.unknown
 
 
 def stored(tensor: Any, operand: str = "operand") -> View:

@@ -107,7 +107,6 @@ class Races:
                         doubts.append(Doubt(view, view.array.copy(), message))
                     return
 
-
     def _wrote(self, session: "Session", access: Access) -> bool:
         """Whether the core wrote all that it reads itself since the cores met."""
         touched = Written(access.view.tensor)

@@ -12,31 +12,16 @@ from ..memory import ITEMSIZE, Tensor, View
 
 
 class Written:
-    """The written elements of one tensor, whose first partition is `origin`, and its life."""
+    """The written elements of one tensor, whose first partition is `origin`."""
 
-    __slots__ = (
-        "tensor", "full", "unit", "line", "foreign", "first", "last", "unread", "_mask", "_origin",
-    )  # fmt: skip
+    __slots__ = ("tensor", "full", "unit", "line", "foreign", "_mask", "_origin")
 
     def __init__(self, tensor: Tensor, full: bool = False, origin: int = 0) -> None:
         self.tensor, self.full, self._origin = tensor, full, origin
         self.unit = ITEMSIZE[tensor.dtype]
         self.line = ""  # of the kernel, where the tensor was made
         self.foreign: Written | None = None  # in PSUM: written last by another engine than Tensor
-        self.first: int | None = None  # number of the instruction that wrote it first
-        self.last = 0  # and of the last that wrote or read it
-        self.unread = True  # since it was last written, or made
         self._mask: np.ndarray | None = None
-
-    def note_write(self, number: int) -> None:
-        """The instruction of that number in the kernel writes to it."""
-        self.last, self.unread = number, True
-        if self.first is None:
-            self.first = number
-
-    def note_read(self, number: int) -> None:
-        """The instruction of that number in the kernel reads it."""
-        self.last, self.unread = number, False
 
     def add(self, view: View) -> None:
         """The view has been written."""
