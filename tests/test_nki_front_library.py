@@ -238,8 +238,8 @@ def test_the_place_of_a_tensor_read_for_the_last_time_is_given_again():
 def test_what_is_used_at_once_has_to_fit():
     with pytest.raises(
         OutOfMemory,
-        match=r"test_nki_front_library.py:\d+: psum: psum8 needs 2048 B per partition, 0 B of 16384 B "
-        r"per partition are free, .*held by: psum0 2048 B",
+        match=r"test_nki_front_library.py:\d+: psum: psum8 needs 2048 B per partition, 0 B of "
+        r"16384 B per partition are free, .*held by: psum0 2048 B",
     ):
         simulate(banks, floats(1, 1), 9, 9)
 
