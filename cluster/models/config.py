@@ -235,7 +235,7 @@ def shipped_models() -> tuple[str, ...]:
 
 
 def _shipped() -> Any:
-    return resources.files(__package__) / "shipped"
+    return resources.files("trnsim.cluster.models") / "shipped"
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -227,8 +227,7 @@ def _deepseek(keys: Keys) -> dict[str, Any]:
 
 
 def _deepseek_latent(keys: Keys) -> dict[str, Any]:
-    """DeepSeek-V2 and V3: multi-head latent attention. The file of V3 may leave `model_type`'s
-    defaults of the router out."""
+    """DeepSeek-V2, arXiv:2405.04434: multi-head latent attention."""
     rope = keys.need("qk_rope_head_dim")
     fields = _deepseek(keys)
     return fields | {
@@ -242,6 +241,7 @@ def _deepseek_latent(keys: Keys) -> dict[str, Any]:
 
 
 def _deepseek_v3(keys: Keys) -> dict[str, Any]:
+    """DeepSeek-V3, arXiv:2412.19437, without its module that predicts several tokens."""
     defaults = {"scoring_func": "sigmoid", "norm_topk_prob": True}
     return _deepseek_latent(Keys(defaults | dict(keys.raw), keys.where))
 
