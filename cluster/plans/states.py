@@ -153,10 +153,10 @@ def gather(bucket: Bucket, shift: int = 0) -> Exchange:
     """All parameters of an FSDP bucket from the ranks' shares, `shift` layers from this one."""
     operation = Operation("all_gather", (), (), {"dimension": 0})
     share = [f"{bucket.name}.share"]
+    reads, writes = _refs(share, shift), _refs(bucket.names, shift)
     return Exchange(
-        operation, bucket.axes, _refs(share, shift), _refs(bucket.names, shift), PARAMETERS,
-        bucket.stream,
-    )  # fmt: skip
+        operation, bucket.axes, reads, writes, PARAMETERS, bucket.stream, flat=True
+    )
 
 
 def reduce(bucket: Bucket, shift: int = 0) -> Iterator[Step]:
@@ -186,7 +186,7 @@ def _replicas(bucket: Bucket, shift: int) -> Iterator[Exchange]:
     add = Operation("all_reduce", (), (), {"reduction": "add"})
     if partial:
         refs = _refs(partial, shift)
-        yield Exchange(add, ("tp",), refs, refs, REPLICAS, bucket.stream)
+        yield Exchange(add, ("tp",), refs, refs, REPLICAS, bucket.stream, flat=True)
     for p in bucket.parameters:
         if p.split.copies > 1:
             refs, span = _refs([p.gradient], shift), p.split.copies
@@ -209,6 +209,7 @@ def _exchange(
         _refs(writes, shift),
         GRADIENTS,
         stream,
+        flat=True,
     )
 
 
@@ -226,8 +227,9 @@ def update(bucket: Bucket) -> Iterator[Step]:
     yield _adamw(bucket, bucket.flat(bucket.dtype), f"{bucket.name}.gradient", kept, target)
     if not fsdp:
         operation = Operation("all_gather", (), (), {"dimension": 0})
+        reads, writes = _refs([target]), _refs(bucket.names)
         yield Exchange(
-            operation, bucket.axes, _refs([target]), _refs(bucket.names), PARAMETERS, bucket.stream
+            operation, bucket.axes, reads, writes, PARAMETERS, bucket.stream, flat=True
         )
 
 
