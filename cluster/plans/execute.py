@@ -204,9 +204,7 @@ class _Stage:
             return pack(step.operation, self.get(row, step.reads[0]), n)
         return _flat([self.get(row, ref) for ref in step.reads], kind.size)
 
-    def land(
-        self, row: int, step: Exchange, landing: np.ndarray, kind: TensorType, n: int
-    ) -> None:
+    def land(self, row: int, step: Exchange, landing: np.ndarray, kind: TensorType, n: int) -> None:
         if step.flat:
             at = 0
             for ref in step.writes:
@@ -248,7 +246,9 @@ class _Stage:
         for row in range(len(self.ranks)):
             for ref in values:
                 if self.arrays[row].pop(self.key(ref), None) is None:
-                    raise TrnsimError(f"{_where(self.task)}: {self.key(ref)} ends, but is not there")
+                    raise TrnsimError(
+                        f"{_where(self.task)}: {self.key(ref)} ends, but is not there"
+                    )
 
     # -- results -----------------------------------------------------------------------------------
 
