@@ -1,6 +1,6 @@
 """Runs the steps of a tape with values on all ranks of a mesh at once, for tests of pieces."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -52,5 +52,11 @@ def exchanged(name: str, attributes: Any, sent: list[np.ndarray]) -> list[np.nda
     raise AssertionError(name)
 
 
-def spec(array: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(array.shape, array.dtype)
+def with_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
+    """(result, gradients) of a function, from the cotangent of the result and the arguments."""
+
+    def both(given: Any, *arguments: Any) -> Any:
+        result, pull = jax.vjp(function, *arguments)
+        return result, pull(given)
+
+    return both

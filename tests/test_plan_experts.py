@@ -22,7 +22,7 @@ from trnsim.cluster.plans.program import Exchange
 from trnsim.cluster.plans.tape import Gradient, Tape, cotangent
 from trnsim.device.ops.ir import TensorType
 
-from .plan_ranks import run_ranks
+from .plan_ranks import run_ranks, with_gradient
 
 B, S, D, F, E, K = 2, 8, 16, 12, 8, 2  # sequences of a rank, positions, widths, experts
 
@@ -80,8 +80,7 @@ def dense(model: ModelConfig) -> Callable[..., jax.Array]:
 
 def recorded(found: Plan, whole: dict[str, np.ndarray]) -> Tape:
     tape = Tape({"ep": found.ep, "tp": found.tp})
-    x = TensorType((B, S // found.tp, D), "f32")
-    tape.parameter("x", x, Gradient(cotangent("x"), x, sums=False))
+    tape.give("x", TensorType((B, S // found.tp, D), "f32"), active=True)
     for name, array in whole.items():
         shape = list(array.shape)
         if name in ("expert_in", "expert_out"):
@@ -121,8 +120,7 @@ def test_values_and_gradients_are_those_of_a_dense_mixture(model: ModelConfig, m
     found, whole = plan(model, mesh), weights(model)
     rng = np.random.default_rng(0)
     x, dy = (rng.standard_normal((found.ep * B, S, D), np.float32) for _ in range(2))
-    y, pull = jax.vjp(dense(model), x, whole)
-    dx, gradients = pull(dy)
+    y, (dx, gradients) = jax.jit(with_gradient(dense(model)))(dy, x, whole)
 
     tape = recorded(found, whole)
     arrays = [
@@ -149,7 +147,7 @@ def test_a_full_expert_leaves_later_tokens_out() -> None:
     router[0, 3] = 1.0
     x = np.ones((1, 5, D), np.float32)
     x[0, 1, 0] = -1.0  # an expert of its own: the first of those that are alike
-    chosen, slots, tokens = map(np.asarray, route(model, 3)(x, router))
+    chosen, slots, tokens = map(np.asarray, jax.jit(route(model, 3))(x, router))
     assert slots[:, 0].tolist() == [9, 0, 10, 11, 24]  # expert 3 has slots 9 to 11
     assert tokens.tolist() == [1, *[5] * 8, 0, 2, 3, *[5] * 12]
     np.testing.assert_allclose(chosen, 1.0)
@@ -160,7 +158,7 @@ def test_earlier_tokens_are_counted_exactly(count: int) -> None:
     taken = np.random.default_rng(0).integers(0, 2, (count, 4)).astype(np.float32)
     taken[:, 0] = 1
     expected = np.cumsum(taken, 0) - taken
-    np.testing.assert_array_equal(earlier(jnp.asarray(taken)), expected)
+    np.testing.assert_array_equal(jax.jit(earlier)(taken), expected)
 
 
 def test_room_of_an_expert() -> None:

@@ -8,10 +8,10 @@ from trnsim.cluster.frontends.attention import attention
 from trnsim.cluster.mesh import Mesh
 from trnsim.cluster.plans.program import Exchange
 from trnsim.cluster.plans.ring_attention import positions, record_ring
-from trnsim.cluster.plans.tape import Gradient, Tape, cotangent
+from trnsim.cluster.plans.tape import Tape, cotangent
 from trnsim.device.ops.ir import TensorType
 
-from .plan_ranks import run_ranks
+from .plan_ranks import run_ranks, with_gradient
 
 B, S, N, M, H = 2, 16, 4, 2, 8  # sequences, positions, heads, key-value heads, head width
 
@@ -25,8 +25,7 @@ def whole(seed: int = 0) -> list[np.ndarray]:
 def recorded(cp: int, causal: bool) -> Tape:
     tape = Tape({"cp": cp})
     for name, n in (("q", N), ("k", M), ("v", M)):
-        kind = TensorType((B, S // cp, n, H), "f32")
-        tape.parameter(name, kind, Gradient(cotangent(name), kind, sums=False))
+        tape.give(name, TensorType((B, S // cp, n, H), "f32"), active=True)
     record_ring(tape, "q", "k", "v", "out", causal=causal)
     return tape
 
@@ -35,8 +34,9 @@ def recorded(cp: int, causal: bool) -> Tape:
 @pytest.mark.parametrize("cp", [1, 2, 4])
 def test_values_and_gradients_are_those_of_one_rank(cp: int, causal: bool) -> None:
     q, k, v, dout = whole()
-    out, pull = jax.vjp(lambda *a: attention(*a, causal=causal)[0], q, k, v)
-    gradients = dict(zip(("q", "k", "v"), pull(dout), strict=True))
+    function = with_gradient(lambda *a: attention(*a, causal=causal)[0])
+    out, found = jax.jit(function)(dout, q, k, v)
+    gradients = dict(zip(("q", "k", "v"), found, strict=True))
 
     tape, mine = recorded(cp, causal), positions(S, cp, causal)
     given = {"q": q, "k": k, "v": v, cotangent("out"): dout}
@@ -50,8 +50,8 @@ def test_values_and_gradients_are_those_of_one_rank(cp: int, causal: bool) -> No
     for rank in range(cp):
         np.testing.assert_allclose(arrays[rank]["out"], out[:, mine[rank]], atol=1e-5)
         for name, expected in gradients.items():
-            found = arrays[rank][cotangent(name)]
-            np.testing.assert_allclose(found, expected[:, mine[rank]], atol=2e-5, err_msg=name)
+            part = arrays[rank][cotangent(name)]
+            np.testing.assert_allclose(part, expected[:, mine[rank]], atol=2e-5, err_msg=name)
 
 
 def test_positions_of_zigzag() -> None:
