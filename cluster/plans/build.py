@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from trnsim.device.ops.ir import TensorType
 
-from .bodies import BOUNDARY, LOSS, Body, Passes, at, passes
-from .layers import TABLE, Unit, dense_layer, embedding, head
+from .bodies import Body, Passes, at, passes
+from .layers import BOUNDARY, LOSS, TABLE, Unit, embedding, head, layer
 from .parts import Part, Pass, staggered
 from .plan import Plan
 from .program import (
@@ -52,9 +52,12 @@ class _Parts:
         first = embedding(plan)
         self.embedding = self.part(first)
         self.table = next(p for p in first.parameters if p.name == TABLE)
-        layer = dense_layer(plan)
-        self.types = layer.tape.types
-        self.layer = self.part(layer)
+        self.types: dict[str, TensorType] = {}
+        self.layers: dict[bool, Part] = {}
+        for experts in {plan.model.has_experts(n) for n in range(plan.model.layers)}:
+            unit = layer(plan, experts=experts)
+            self.types |= unit.tape.types
+            self.layers[experts] = self.part(unit)
         tied = [b for b in self.embedding.buckets if self.table in b.parameters]
         self.tied = tuple(tied) if plan.model.tied else ()
         self.head = replace(self.part(head(plan, self.table)), borrowed=self.tied)
@@ -71,7 +74,10 @@ class _Parts:
 
     def kinds(self, layers: range) -> list[tuple[range, Part]]:
         """Consecutive layers of one kind."""
-        return [(layers, self.layer)] if layers else []
+        first = self.plan.model.dense_layers if self.plan.model.experts else layers.stop
+        cut = min(max(first, layers.start), layers.stop)
+        both = (range(layers.start, cut), False), (range(cut, layers.stop), True)
+        return [(part, self.layers[experts]) for part, experts in both if part]
 
 
 class _Stage:
@@ -209,10 +215,15 @@ class _Stage:
         nothing = Passes((), (), (), ())
         return Part("embedding", nothing, self.parts.tied)
 
+    @property
+    def table_gradient(self) -> str:
+        """The value that the copies of the tied embedding exchange."""
+        bucket = self.parts.tied[0]
+        return f"{bucket.name}.gradient" if bucket.kind == "fsdp" else bucket.gradients[0]
+
     def exchange_table(self) -> Iterator[Step]:
         """Both copies of the tied embedding get the sum of their gradients."""
-        (bucket,) = self.parts.tied
-        name = f"{bucket.name}.gradient" if bucket.kind == "fsdp" else bucket.gradients[0]
+        name = self.table_gradient
         other, mine = Ref(f"{name}.other"), Ref(name)
         stage = self.plan.pp - 1 if self.starts else 0
         kind = self.values()[name].type
@@ -262,8 +273,7 @@ class _Stage:
         for part in parts:
             found |= {value.name: value for value in part.values}
         if self.shares_table:
-            (bucket,) = self.parts.tied
-            name = f"{bucket.name}.gradient" if bucket.kind == "fsdp" else bucket.gradients[0]
+            name = self.table_gradient
             found[f"{name}.other"] = Value(f"{name}.other", found[name].type, "buffer")
         return found
 
@@ -275,7 +285,9 @@ def _common(plan: Plan, types: Mapping[str, TensorType]) -> Iterator[Value]:
     for name in ("positions", "shard_positions"):
         yield Value(name, types[name], "batch")
     yield Value("layer", types["layer"], "coordinate", layered=True)
-    yield Value("tp.index", types["tp.index"], "coordinate")
+    for name in sorted(types):
+        if name.endswith(".index"):
+            yield Value(name, types[name], "coordinate")
     yield Value("step", TensorType((), "i32"), "coordinate")
     yield Value(LOSS, TensorType((), "f32"), "activation", micro=True)
     yield Value(cotangent(LOSS), TensorType((), "f32"), "buffer")

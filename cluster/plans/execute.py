@@ -116,13 +116,14 @@ class _Stage:
         self.places = [places[rank] for rank in self.ranks]
         self.row = {rank: i for i, rank in enumerate(self.ranks)}
         self.calls = Calls(self.plan.machine, self.plan.algorithm)
+        self.layers = self.program.layers_of()
         self.layer, self.task = -1, self.program.tasks[0]
         self.arrays = [self._initial(at) for at in self.places]
 
     def _initial(self, at: Mapping[str, int]) -> dict[Key, np.ndarray]:
         found: dict[Key, np.ndarray] = {}
         for value in self.program.values.values():
-            for layer in self._layers() if value.layered else [-1]:
+            for layer in sorted(self.layers.get(value.name, ())) if value.layered else [-1]:
                 made = wholes.initial(self.plan, self.program, value, layer, at, self.start)
                 if made is not None:
                     found[value.name, layer, -1, -1] = made
@@ -131,9 +132,6 @@ class _Stage:
                 if name in self.program.values:
                     found[name, -1, m if self.program.values[name].micro else -1, -1] = array
         return found
-
-    def _layers(self) -> list[int]:
-        return [layer for chunk in self.program.layers for layer in chunk]
 
     # -- running -----------------------------------------------------------------------------------
 

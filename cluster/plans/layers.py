@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from trnsim.device.errors import Unsupported
 from trnsim.device.ops.ir import TensorType
 
 from . import pieces
+from .experts import record_experts
 from .plan import Plan
 from .program import Split
 from .ring_attention import record_ring
@@ -21,6 +23,9 @@ from .tape import Gradient, Tape
 TENSOR = "tensor parallel"
 LOSS = "loss"
 TABLE = "embedding.table"
+BOUNDARY = "x"
+"""Hidden states between layers: x of layer l is its input; of the layer after a stage's last one
+the stage's output. Its cotangent goes the other way."""
 SEQUENCE = 1  # dimension of the sequence in [b, s, d]
 
 Start = Literal["normal", "ones", "zeros"]
@@ -193,27 +198,30 @@ def embedding(plan: Plan) -> Unit:
     return r.unit(x)
 
 
-def dense_layer(plan: Plan, name: str = "layer") -> Unit:
+def layer(plan: Plan, *, experts: bool) -> Unit:
     """A layer with attention and feed-forward: `x` to its last value, both [b, s/tp, d]."""
-    r = Recorder(plan, name, layered=True)
-    x = r.tape.give("x", r.shard, active=True)
+    r = Recorder(plan, "expert_layer" if experts else "layer", layered=True)
+    x = r.tape.give(BOUNDARY, r.shard, active=True)
     model = plan.model
+    block = expert_block if experts else dense_block
     if model.parallel_residual:
         attended = attention(r, r.norm("attention.norm", x))
-        made = feed_forward(r, r.norm("mlp.norm", x))
+        made = block(r, r.norm("mlp.norm", x))
         out = r.residual(r.residual(x, attended, "attended", 1), made, "out", 2)
     elif model.post_norm:
         x = r.norm("attention.norm", r.residual(x, attention(r, x), "attended", 1))
-        out = r.norm("mlp.norm", r.residual(x, feed_forward(r, x), "out", 2))
+        out = r.norm("mlp.norm", r.residual(x, block(r, x), "out", 2))
     else:
         x = r.residual(x, attention(r, r.norm("attention.norm", x)), "attended", 1)
-        out = r.residual(x, feed_forward(r, r.norm("mlp.norm", x)), "out", 2)
+        out = r.residual(x, block(r, r.norm("mlp.norm", x)), "out", 2)
     return r.unit(out)
 
 
 def attention(r: Recorder, x: str) -> str:
     """Self-attention of x; the heads are split over tp."""
     plan, model = r.plan, r.plan.model
+    if model.kv_rank:
+        raise Unsupported(f"{model.name}: latent attention (kv_rank {model.kv_rank}) in plans")
     reads = [r.gather(x, "attention.in"), "positions"]
     heads, width, kv = plan.local_heads, model.head_dim, plan.local_kv_heads
     shared = plan.kv_copies
@@ -258,18 +266,52 @@ def attend(r: Recorder, qkv: Sequence[str]) -> str:
     return r.tape.compose(qkv, made, there, back, again=again)
 
 
-def feed_forward(r: Recorder, x: str) -> str:
-    """The dense feed-forward block; its width is split over tp."""
+def dense_block(r: Recorder, x: str) -> str:
+    """The dense feed-forward block."""
+    return feed_forward(r, x, "mlp", r.plan.model.ffn)
+
+
+def feed_forward(r: Recorder, x: str, name: str, width: int) -> str:
+    """A feed-forward block; its width is split over tp."""
     plan, model = r.plan, r.plan.model
-    gated, width = model.activation == "swiglu", model.ffn // plan.tp
-    shape = (model.hidden, 2, width) if gated else (model.hidden, width)
-    reads = [r.gather(x, "mlp.in"), r.parameter("mlp.up", *shape, cut=len(shape) - 1)]
+    gated, own = model.activation == "swiglu", width // plan.tp
+    shape = (model.hidden, 2, own) if gated else (model.hidden, own)
+    reads = [r.gather(x, f"{name}.in"), r.parameter(f"{name}.up", *shape, cut=len(shape) - 1)]
     if model.linear_bias:
-        reads.append(r.parameter("mlp.up_bias", *shape[1:], cut=len(shape) - 2, start="zeros"))
-    made = r.tape.run(pieces.expand(model.linear_bias, gated), reads, [f"{r.name}.mlp.expanded"])
-    down = r.parameter("mlp.down", width, model.hidden, cut=0)
-    partial = r.tape.run(pieces.contract(model.activation), [made, down], [f"{r.name}.mlp.partial"])
-    return r.scatter(partial, "mlp.out")
+        cut = len(shape) - 2
+        reads.append(r.parameter(f"{name}.up_bias", *shape[1:], cut=cut, start="zeros"))
+    function = pieces.expand(model.linear_bias, gated)
+    made = r.tape.run(function, reads, [f"{r.name}.{name}.expanded"])
+    reads = [made, r.parameter(f"{name}.down", own, model.hidden, cut=0)]
+    partial = r.tape.run(pieces.contract(model.activation), reads, [f"{r.name}.{name}.partial"])
+    return r.scatter(partial, f"{name}.out")
+
+
+def expert_block(r: Recorder, x: str) -> str:
+    """Routed experts, spread over ep, and shared experts, which are for all tokens."""
+    plan, model = r.plan, r.plan.model
+    own, count = model.expert_ffn // plan.tp, plan.local_experts
+    inner = (2, own) if model.activation == "swiglu" else (own,)
+    axes, over = plan.expert_gradient_axes, (("ep", 0),) if plan.ep > 1 else ()
+    weights = {"router": r.parameter("router", model.hidden, model.experts, partial=True)}
+    if model.router == "sigmoid":
+        name = "router_bias"
+        weights[name] = r.parameter(name, model.experts, partial=True, start="zeros")
+    shape = (count, model.hidden, *inner)
+    weights["expert_in"] = r.parameter(
+        "experts.up", *shape, cut=len(shape) - 1, axes=axes, cuts=over
+    )
+    weights["expert_out"] = r.parameter(
+        "experts.down", count, own, model.hidden, cut=1, axes=axes, cuts=over
+    )
+    made = record_experts(r.tape, plan, x, weights, f"{r.name}.experts.out")
+    if not model.shared_ffn:
+        return made
+    shared = feed_forward(r, x, "shared", model.shared_ffn)
+    if model.shared_gate:
+        gate = r.parameter("shared.gate", model.hidden, partial=True)
+        shared = r.tape.run(pieces.scaled, [shared, x, gate], [f"{r.name}.shared.scaled"])
+    return r.tape.run(pieces.total, [made, shared], [f"{r.name}.feed_forward"])
 
 
 def head(plan: Plan, table: Parameter) -> Unit:
@@ -279,7 +321,7 @@ def head(plan: Plan, table: Parameter) -> Unit:
     """
     r = Recorder(plan, "head")
     model = plan.model
-    x = r.tape.give("x", r.shard, active=True)
+    x = r.tape.give(BOUNDARY, r.shard, active=True)
     if model.post_norm:
         x = _transformed(r, x)
     else:

@@ -197,6 +197,18 @@ class StageProgram:
                 seen.add(id(task.body))
                 yield from _walk(task.body)
 
+    def layers_of(self) -> dict[str, set[int]]:
+        """The layers for which each layered value is used: layers may be of several kinds."""
+        found: dict[str, set[int]] = {}
+        for step in self.walk():
+            if isinstance(step, Layers):
+                for inner in step.body:
+                    if isinstance(inner, Run | Exchange):
+                        for ref in (*inner.reads, *inner.writes):
+                            layers = (layer + ref.shift for layer in step.layers)
+                            found.setdefault(ref.name, set()).update(layers)
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingProgram:
