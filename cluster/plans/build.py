@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from trnsim.device.ops.ir import TensorType
 
 from .bodies import BOUNDARY, LOSS, Body, Passes, at, passes
-from .layers import TABLE, Unit, dense_layer, embedding, head
+from .layers import TABLE, Unit, dense_layer, embedding, expert_layer, head
 from .parts import Part, Pass, staggered
 from .plan import Plan
 from .program import (
@@ -52,14 +52,17 @@ class _Parts:
         first = embedding(plan)
         self.embedding = self.part(first)
         self.table = next(p for p in first.parameters if p.name == TABLE)
-        layer = dense_layer(plan)
-        self.types = layer.tape.types
-        self.layer = self.part(layer)
+        model = plan.model
+        dense, mixed = model.layers - model.expert_layers, range(model.layers)
+        both = [(range(dense), dense_layer), (mixed[dense:], expert_layer)]
+        made = [(layers, unit(plan)) for layers, unit in both if layers]
+        self.types = made[0][1].tape.types
+        self.layers = [(layers, self.part(unit, layers)) for layers, unit in made]
         tied = [b for b in self.embedding.buckets if self.table in b.parameters]
         self.tied = tuple(tied) if plan.model.tied else ()
         self.head = replace(self.part(head(plan, self.table)), borrowed=self.tied)
 
-    def part(self, unit: Unit) -> Part:
+    def part(self, unit: Unit, layers: range | None = None) -> Part:
         plan = self.plan
         made = passes(
             unit,
@@ -67,11 +70,15 @@ class _Parts:
             split=plan.schedule.splits_backward,
             full=plan.recompute == "full" and unit.layered,
         )
-        return Part(unit.name, made, buckets(plan, unit))
+        return Part(unit.name, made, buckets(plan, unit), layers=layers)
 
     def kinds(self, layers: range) -> list[tuple[range, Part]]:
         """Consecutive layers of one kind."""
-        return [(layers, self.layer)] if layers else []
+        found = []
+        for whole, part in self.layers:
+            mine = range(max(layers.start, whole.start), min(layers.stop, whole.stop))
+            found += [(mine, part)] if mine else []
+        return found
 
 
 class _Stage:
@@ -275,7 +282,8 @@ def _common(plan: Plan, types: Mapping[str, TensorType]) -> Iterator[Value]:
     for name in ("positions", "shard_positions"):
         yield Value(name, types[name], "batch")
     yield Value("layer", types["layer"], "coordinate", layered=True)
-    yield Value("tp.index", types["tp.index"], "coordinate")
+    for name in ("tp.index", "cp.index"):
+        yield Value(name, types[name], "coordinate")
     yield Value("step", TensorType((), "i32"), "coordinate")
     yield Value(LOSS, TensorType((), "f32"), "activation", micro=True)
     yield Value(cotangent(LOSS), TensorType((), "f32"), "buffer")

@@ -122,7 +122,7 @@ class _Stage:
     def _initial(self, at: Mapping[str, int]) -> dict[Key, np.ndarray]:
         found: dict[Key, np.ndarray] = {}
         for value in self.program.values.values():
-            for layer in self._layers() if value.layered else [-1]:
+            for layer in value.of(self._layers()):
                 made = wholes.initial(self.plan, self.program, value, layer, at, self.start)
                 if made is not None:
                     found[value.name, layer, -1, -1] = made

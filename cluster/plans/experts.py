@@ -46,7 +46,7 @@ def slots_of_expert(plan: Plan) -> int:
 def record_experts(tape: Tape, plan: Plan, x: str, weights: dict[str, str], write: str) -> str:
     """Record the routed experts of a layer on `x` [b, s, d], sharded over the sequence in tp.
 
-    weights: values by name: router [d, E] and, for a sigmoid router, router_bias f32 [E];
+    weights: values by name: router [d, E] and, for a sigmoid router, router_bias [E];
     expert_in [e, d, f] (swiglu: [e, d, 2, f]) and expert_out [e, f, d]. Gives the name of the sum
     over each token's experts, as `x`; other values that it writes are called `write` with a suffix.
     """
@@ -68,7 +68,7 @@ def record_experts(tape: Tape, plan: Plan, x: str, weights: dict[str, str], writ
 
 @cache
 def route(model: ModelConfig, room: int) -> Callable[..., Any]:
-    """Which experts take which tokens: x [b, s, d], router [d, E], correction f32 [E].
+    """Which experts take which tokens: x [b, s, d], router [d, E], correction [E].
 
     Gives the weights f32 [T, k] of each token's experts, their slots i32 [T, k] in the buffer
     [E · C] (E · C where an expert has no room: the first tokens get it), and the tokens i32 [E · C]
@@ -78,7 +78,7 @@ def route(model: ModelConfig, room: int) -> Callable[..., Any]:
     def route(x: Array, router: Array, *correction: Array) -> Any:
         logits = jnp.dot(flat_tokens(x), router, preferred_element_type=jnp.float32)
         scores = scored(model, logits)
-        ranked = scores + correction[0] if correction else scores
+        ranked = scores + correction[0].astype(jnp.float32) if correction else scores
         ranked = jax.lax.stop_gradient(within_groups(model, ranked))
         _, experts = jax.lax.top_k(ranked, model.top_k)
         chosen = [jax.nn.one_hot(experts[:, i], model.experts) for i in range(model.top_k)]
@@ -234,6 +234,14 @@ def _weighted_back(saved: Any, given: Array) -> Any:
 
 
 weighted.defvjp(_weighted, _weighted_back)
+
+
+def with_shared(routed: Array, shared: Array, *gate: Array) -> Array:
+    """The sum with the shared experts, which a sigmoid of x [b, s, d] · gate [d] may scale."""
+    if gate:
+        scale = jnp.sum(gate[0].astype(jnp.float32) * gate[1].astype(jnp.float32), -1)
+        shared = (shared * jax.nn.sigmoid(scale)[..., None]).astype(shared.dtype)
+    return routed + shared
 
 
 def none(index: Array) -> np.ndarray:

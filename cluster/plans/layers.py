@@ -6,13 +6,14 @@ are gathered, after them partial sums are reduced and scattered. The vocabulary 
 of the loss is split over the same ranks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from trnsim.device.ops.ir import TensorType
 
 from . import pieces
+from .experts import record_experts, with_shared
 from .plan import Plan
 from .program import Split
 from .tape import Gradient, Tape
@@ -79,6 +80,7 @@ class Recorder:
             "shard_positions": (seq // plan.tp,),
             "samples": (batch,),
             "tp.index": (),
+            "cp.index": (),
             "layer": (),
         }
         for name, shape in integers.items():
@@ -193,21 +195,30 @@ def embedding(plan: Plan) -> Unit:
     return r.unit(x)
 
 
-def dense_layer(plan: Plan, name: str = "layer") -> Unit:
-    """A layer with attention and feed-forward: `x` to its last value, both [b, s/tp, d]."""
-    r = Recorder(plan, name, layered=True)
+def dense_layer(plan: Plan) -> Unit:
+    """A layer with a dense feed-forward block."""
+    return _layer(Recorder(plan, "layer", layered=True), feed_forward)
+
+
+def expert_layer(plan: Plan) -> Unit:
+    """A layer with a mixture of experts."""
+    return _layer(Recorder(plan, "experts", layered=True), mixture)
+
+
+def _layer(r: Recorder, block: Callable[[Recorder, str], str]) -> Unit:
+    """A layer with attention and a feed-forward block: `x` to its last value, both [b, s/tp, d]."""
     x = r.tape.give("x", r.shard, active=True)
-    model = plan.model
+    model = r.plan.model
     if model.parallel_residual:
         attended = attention(r, r.norm("attention.norm", x))
-        made = feed_forward(r, r.norm("mlp.norm", x))
+        made = block(r, r.norm("mlp.norm", x))
         out = r.residual(r.residual(x, attended, "attended", 1), made, "out", 2)
     elif model.post_norm:
         x = r.norm("attention.norm", r.residual(x, attention(r, x), "attended", 1))
-        out = r.norm("mlp.norm", r.residual(x, feed_forward(r, x), "out", 2))
+        out = r.norm("mlp.norm", r.residual(x, block(r, x), "out", 2))
     else:
         x = r.residual(x, attention(r, r.norm("attention.norm", x)), "attended", 1)
-        out = r.residual(x, feed_forward(r, r.norm("mlp.norm", x)), "out", 2)
+        out = r.residual(x, block(r, r.norm("mlp.norm", x)), "out", 2)
     return r.unit(out)
 
 
@@ -246,17 +257,55 @@ def attend(r: Recorder, qkv: Sequence[str]) -> str:
 
 
 def feed_forward(r: Recorder, x: str) -> str:
-    """The dense feed-forward block; its width is split over tp."""
+    """The dense feed-forward block."""
+    return gated_block(r, x, "mlp", r.plan.model.ffn)
+
+
+def gated_block(r: Recorder, x: str, name: str, ffn: int) -> str:
+    """A feed-forward block of width `ffn`, which is split over tp."""
     plan, model = r.plan, r.plan.model
-    gated, width = model.activation == "swiglu", model.ffn // plan.tp
+    gated, width = model.activation == "swiglu", ffn // plan.tp
     shape = (model.hidden, 2, width) if gated else (model.hidden, width)
-    reads = [r.gather(x, "mlp.in"), r.parameter("mlp.up", *shape, cut=len(shape) - 1)]
+    reads = [r.gather(x, f"{name}.in"), r.parameter(f"{name}.up", *shape, cut=len(shape) - 1)]
     if model.linear_bias:
-        reads.append(r.parameter("mlp.up_bias", *shape[1:], cut=len(shape) - 2, start="zeros"))
-    made = r.tape.run(pieces.expand(model.linear_bias, gated), reads, [f"{r.name}.mlp.expanded"])
-    down = r.parameter("mlp.down", width, model.hidden, cut=0)
-    partial = r.tape.run(pieces.contract(model.activation), [made, down], [f"{r.name}.mlp.partial"])
-    return r.scatter(partial, "mlp.out")
+        reads.append(r.parameter(f"{name}.up_bias", *shape[1:], cut=len(shape) - 2, start="zeros"))
+    expand = pieces.expand(model.linear_bias, gated)
+    made = r.tape.run(expand, reads, [f"{r.name}.{name}.expanded"])
+    down = r.parameter(f"{name}.down", width, model.hidden, cut=0)
+    contract = pieces.contract(model.activation)
+    partial = r.tape.run(contract, [made, down], [f"{r.name}.{name}.partial"])
+    return r.scatter(partial, f"{name}.out")
+
+
+def mixture(r: Recorder, x: str) -> str:
+    """Routed experts, spread over ep, and shared ones, which are a dense block for every token."""
+    plan, model = r.plan, r.plan.model
+    routed = record_experts(r.tape, plan, x, expert_weights(r), f"{r.name}.routed")
+    if not model.shared_ffn:
+        return routed
+    reads = [routed, gated_block(r, x, "shared", model.shared_ffn)]
+    if model.shared_gate:
+        reads += [x, r.parameter("shared.gate", model.hidden, partial=True)]
+    return r.tape.run(with_shared, reads, [f"{r.name}.mixed"])
+
+
+def expert_weights(r: Recorder) -> dict[str, str]:
+    """Parameters of the router and the routed experts, by their names in `record_experts`."""
+    plan, model = r.plan, r.plan.model
+    own, width = plan.local_experts, model.expert_ffn // plan.tp
+    gate = (2,) if model.activation == "swiglu" else ()
+    place: Any = {"axes": plan.expert_gradient_axes, "cuts": (("ep", 0),) * (plan.ep > 1)}
+    up, down = (own, model.hidden, *gate, width), (own, width, model.hidden)
+    found = {
+        "router": r.parameter("router", model.hidden, model.experts, partial=True),
+        "expert_in": r.parameter("expert_in", *up, cut=len(up) - 1, **place),
+        "expert_out": r.parameter("expert_out", *down, cut=1, **place),
+    }
+    if model.router == "sigmoid":
+        found["router_bias"] = r.parameter(
+            "router_bias", model.experts, partial=True, start="zeros"
+        )
+    return found
 
 
 def head(plan: Plan, table: Parameter) -> Unit:

@@ -26,8 +26,7 @@ def start(program: TrainingProgram, plan: Plan, seed: int) -> Wholes:
     found: Wholes = {}
     for stage in program.stages:
         for value, split in _parameters(stage):
-            layers = [n for chunk in stage.layers for n in chunk] if value.layered else [-1]
-            for layer in layers:
+            for layer in value.of(n for chunk in stage.layers for n in chunk):
                 found[value.name, layer] = _random(plan, value, split, layer, seed)
     return found
 
@@ -170,8 +169,7 @@ def join(
     found: Wholes = {}
     for name in sorted(names):
         value = stage.values[name]
-        layers = [n for chunk in stage.layers for n in chunk] if value.layered else [-1]
-        for layer in layers:
+        for layer in value.of(n for chunk in stage.layers for n in chunk):
             if name in shares:
                 held = _gathered(plan, stage, shares[name], name, layer, places, arrays)
             else:
