@@ -58,8 +58,8 @@ def record_experts(tape: Tape, plan: Plan, x: str, weights: dict[str, str], writ
     sent = tape.run(dispatch(model.experts), [x, slots, tokens], [f"{write}.sent"])
     got = tape.all_to_all(sent, f"{write}.got", "ep", 0, 1, LABEL)
     whole = tape.all_gather(got, f"{write}.gathered", "tp", 1, LABEL)
-    made = tape.run(expand, [whole, weights["expert_in"]], [f"{write}.made"])
-    function = contract(model.activation)
+    made = tape.run(expert_expand, [whole, weights["expert_in"]], [f"{write}.made"])
+    function = expert_contract(model.activation)
     part = tape.run(function, [made, weights["expert_out"]], [f"{write}.partial"])
     done = tape.reduce_scatter(part, f"{write}.done", "tp", 1, LABEL)
     back = tape.all_to_all(done, f"{write}.back", "ep", 1, 0, LABEL)
@@ -189,20 +189,20 @@ def of_slots(table: Array, weights: Array, slots: Array) -> Array:
     return jnp.asarray(sum(parts)).astype(table.dtype)
 
 
-def expand(x: Array, weight: Array) -> Array:
+def expert_expand(x: Array, weight: Array) -> Array:
     """Tokens of experts [e, n, d] to their width: weight [e, d, f] or with a gate [e, d, 2, f]."""
     gated = weight.ndim == 4
     return jnp.einsum("end,edcf->encf" if gated else "end,edf->enf", x, weight)
 
 
 @cache
-def contract(activation: str) -> Callable[..., Array]:
+def expert_contract(activation: str) -> Callable[..., Array]:
     """The activation and the way back: [e, n, f] (swiglu: [e, n, 2, f]), weight [e, f, d]."""
 
-    def contract(made: Array, weight: Array) -> Array:
+    def expert_contract(made: Array, weight: Array) -> Array:
         return jnp.einsum("enf,efd->end", activated(made, activation), weight)
 
-    return contract
+    return expert_contract
 
 
 def combine(back: Array, weights: Array, slots: Array, tokens: Array, x: Array) -> Array:
