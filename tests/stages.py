@@ -64,9 +64,7 @@ def collective(name: str, axes: tuple[str, ...], read: str, write: str, label: s
 def pipeline(schedule: str, stages: int, microbatches: int, runs: dict[str, Segment]):
     """A program of nothing but passes and the sends between them."""
     kind = parse_schedule(schedule)
-    values = {
-        name: Value(name, F32, "activation", micro=True) for name in ("x", "y", "dx", "dy")
-    }
+    values = {name: Value(name, F32, "activation", micro=True) for name in ("x", "y", "dx", "dy")}
     made = []
     for stage in range(stages):
         tasks = []

@@ -16,8 +16,8 @@ from trnsim.device.errors import BadInput, CollectiveMismatch
 from ..clocks import Event
 from .accounts import Account
 from .places import Array, Classes, classes_of
-from .prices import Prices
-from .program import Exchange, Receive, Send, StageProgram, TrainingProgram
+from .prices import ExchangePrice, Prices
+from .program import Exchange, Send, StageProgram, TrainingProgram
 from .stage_clock import Message, StageClock
 
 
@@ -45,17 +45,30 @@ class Conditions:
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """Times of a step in ps. ends: int64[stages, classes]; accounts by stage."""
+    """Times of a step in ps. ends: int64[stages, classes]; accounts by stage.
+
+    exchanges: by the names that accounts have for them.
+    """
 
     classes: Classes
     ends: Array
     accounts: tuple[Account, ...]
+    exchanges: dict[str, ExchangePrice]
     events: list[Event] = field(default_factory=list)
 
     @property
     def duration(self) -> int:
         """From the start to the end of the last rank."""
         return int(self.ends.max())
+
+    def mean(self, amounts: Sequence[Array | int]) -> float:
+        """The average over all ranks of an amount that each stage has for its classes."""
+        sizes = self.classes.sizes
+        sums = [
+            float((np.broadcast_to(np.asarray(amount), sizes.shape) * sizes).sum())
+            for amount in amounts
+        ]
+        return sum(sums) / (len(sums) * float(sizes.sum()))
 
 
 class Paces:
@@ -123,7 +136,9 @@ def advance(
     _drive(clocks, mail)
     ends = np.stack([clock.now for clock in clocks])
     events = [event for clock in clocks for event in clock.events]
-    return Timeline(classes, ends, tuple(clock.account() for clock in clocks), events)
+    exchanges = {name: price for clock in clocks for name, price in clock.exchanges.items()}
+    accounts = tuple(clock.account() for clock in clocks)
+    return Timeline(classes, ends, accounts, exchanges, events)
 
 
 def _drive(clocks: Sequence[StageClock], mail: dict[Message, deque[Array]]) -> None:
@@ -186,7 +201,7 @@ def _classes(program: TrainingProgram, prices: Prices, paces: Paces) -> Classes:
         everyone = np.arange(count)
         return Classes(everyone, everyone)
     values: list[Array] = [base for base in paces.base if base is not None]
-    tables: dict[tuple[str, ...], Array] = {}
+    tables: dict[tuple[tuple[str, ...], int], Array] = {}
     partners: list[Array] = []
     for stage in program.stages:
         for step in _transfers(stage):
@@ -196,7 +211,7 @@ def _classes(program: TrainingProgram, prices: Prices, paces: Paces) -> Classes:
             elif (met := prices.exchange(stage, step)) is not None:
                 values.append(met.ends)
                 if met.partners is None:
-                    tables[met.axes] = met.groups
+                    tables[met.axes, met.span] = met.groups
                 else:
                     partners += list(met.partners)
     return classes_of(count, values, list(tables.values()), partners)
@@ -205,5 +220,3 @@ def _classes(program: TrainingProgram, prices: Prices, paces: Paces) -> Classes:
 def _transfers(stage: StageProgram) -> list[Exchange | Send]:
     return [step for step in stage.walk() if isinstance(step, Exchange | Send)]
 
-
-__all__ = ["Conditions", "Paces", "Receive", "Timeline", "advance"]

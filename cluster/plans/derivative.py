@@ -7,7 +7,7 @@ arrays; a backward segment takes what it uses of arguments, named arrays and cot
 the cotangents of chosen arguments to accumulators. What it does not use is not an argument of it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -84,9 +84,7 @@ class Derivative:
             have = dict(zip(inputs, arrays, strict=True))
             pull = jax.tree.unflatten(self.tree, [have[source] for source in self.residuals])
             found = dict(zip(self.active, pull(self._cotangents(have)), strict=True))
-            return [
-                _added(found[index], have.get(("sum", i))) for i, index in enumerate(wanted)
-            ]
+            return [_added(found[index], have.get(("sum", i))) for i, index in enumerate(wanted)]
 
         closed = jax.make_jaxpr(backward)(*specs_of(types))
         function, used = prune(closed, [True] * len(wanted), drop=True)

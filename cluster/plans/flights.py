@@ -23,26 +23,27 @@ ValueKey = tuple[str, int | None, int | None, int | None]
 class Meeting:
     """An exchange between classes of places.
 
-    ends: int64[1 or classes] ps after the last arrival; rows: int64[rows, members] classes that
-    wait for each other; row: int64[classes] the row of each class.
+    name: what its time is counted under. ends: int64[1 or classes] ps after the last arrival;
+    rows: int64[rows, members] classes that wait for each other; row: int64[classes] the row of
+    each class.
     """
 
+    name: str
     price: ExchangePrice
-    label: str
     stream: int
     ends: Array
     rows: Array
     row: Array
 
     @classmethod
-    def of(cls, price: ExchangePrice, label: str, stream: int, classes: Classes) -> "Meeting":
+    def of(cls, name: str, price: ExchangePrice, stream: int, classes: Classes) -> "Meeting":
         """The exchange of places, on their classes."""
         ends = price.ends if price.ends.size == 1 else price.ends[classes.first]
         if price.partners is None:
-            return cls(price, label, stream, ends, *classes.rows(price.groups))
+            return cls(name, price, stream, ends, *classes.rows(price.groups))
         others = classes.of[price.partners[:, classes.first]]
         rows = np.stack([np.arange(classes.count), *others], axis=1)
-        return cls(price, label, stream, ends, rows, np.arange(classes.count))
+        return cls(name, price, stream, ends, rows, np.arange(classes.count))
 
     def last(self, times: Array) -> Array:
         """For each class the largest of its group's times."""

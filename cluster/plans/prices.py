@@ -29,7 +29,7 @@ from ..conditions import with_failures, with_rates
 from ..instances import Instance
 from ..machine import Machine
 from .places import Array, Places
-from .program import Exchange, StageProgram, TrainingProgram
+from .program import Exchange, Run, StageProgram, TrainingProgram
 from .segment import Segment
 
 
@@ -75,11 +75,22 @@ class ExchangePrice:
     demand: Demand
     limited_by: str
     axes: tuple[str, ...]
+    span: int = 0
 
     @property
     def members(self) -> int:
         """Ranks of a group."""
         return self.groups.shape[1]
+
+    @property
+    def group(self) -> str:
+        """The axes that a group is over: `dp x cp`, or `2 neighbours on tp`."""
+        axes = " x ".join(self.axes)
+        return f"{self.span} neighbours on {axes}" if self.span else axes
+
+    def name(self, label: str) -> str:
+        """`gradients: reduce_scatter of 1048576 B over dp`: equal for exchanges that do the same."""
+        return f"{label}: {self.collective.kind} of {self.collective.nbytes} B over {self.group}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +135,7 @@ class Prices:
         self.places = Places(machine.placement.mesh)
         self.slots = np.asarray(machine.placement.slots, np.int64)
         self._stages = _stages_of_exchanges(program)
-        self._groups: dict[tuple[str, ...], Array] = {}
+        self._groups: dict[tuple[tuple[str, ...], int], Array] = {}
         self._exchanges: dict[tuple, ExchangePrice] = {}
         self._priced: dict[tuple, _Priced] = {}
         self._sends: dict[tuple, SendPrice] = {}
@@ -133,31 +144,40 @@ class Prices:
         """A segment on one rank of this machine."""
         return _run_price(segment, self.machine)
 
+    def compile(self, stage: StageProgram) -> None:
+        """Compiles the segments of a stage; `run` does it otherwise, when a segment is first met."""
+        for step in stage.walk():
+            if isinstance(step, Run):
+                self.run(step.segment)
+
     def exchange(self, stage: StageProgram, step: Exchange) -> ExchangePrice | None:
         """An exchange as `stage` does it; None where its groups are of one rank."""
-        if all(self.places.mesh.degree(axis) == 1 for axis in step.axes):
+        if step.span == 1 or all(self.places.mesh.degree(axis) == 1 for axis in step.axes):
             return None
         operand, result = types_of(stage, step)
         key = _kind(operand, result, step)
         stages = self._stages[key]
         if (key, stage.stage) not in self._exchanges:
-            groups = self.groups(step.axes)
+            groups = self.groups(step)
             collective = describe(step.operation, operand, result, groups.shape[1])
-            priced = self._price(collective, stages, step.axes)
+            priced = self._price(collective, stages, groups, (step.axes, step.span))
             rows = priced.ends.reshape(len(stages), *groups.shape)[stages.index(stage.stage)]
             ends = np.empty(groups.size, np.int64)
             ends[groups] = rows
             self._exchanges[key, stage.stage] = ExchangePrice(
                 collective, priced.algorithm, priced.reason, _short(ends), groups,
                 _partners(collective, groups), priced.demand, priced.limited_by, step.axes,
+                step.span,
             )  # fmt: skip
         return self._exchanges[key, stage.stage]
 
-    def groups(self, axes: tuple[str, ...]) -> Array:
-        """int64[groups, members] places of a stage."""
-        if axes not in self._groups:
-            self._groups[axes] = self.places.groups(axes)
-        return self._groups[axes]
+    def groups(self, step: Exchange) -> Array:
+        """int64[groups, members] places of a stage that an exchange is among."""
+        key = (step.axes, step.span)
+        if key not in self._groups:
+            groups = self.places.groups(step.axes)
+            self._groups[key] = groups.reshape(-1, step.span) if step.span else groups
+        return self._groups[key]
 
     def send(self, source: int, target: int, kind: TensorType) -> SendPrice:
         """A value from every place of a stage to the same place of another, all at once."""
@@ -173,11 +193,11 @@ class Prices:
         return self._sends[key]
 
     def _price(
-        self, collective: Collective, stages: tuple[int, ...], axes: tuple[str, ...]
+        self, collective: Collective, stages: tuple[int, ...], groups: Array, name: tuple
     ) -> _Priced:
-        key = (collective, stages, axes)
+        key = (collective, stages, name)
         if key not in self._priced:
-            ranks = self.places.ranks[list(stages)][:, self.groups(axes)]
+            ranks = self.places.ranks[list(stages)][:, groups]
             table = self.slots[ranks].reshape(-1, collective.ranks)
             self._priced[key] = self._price_table(collective, table)
         return self._priced[key]
@@ -210,7 +230,7 @@ def _kind(operand: TensorType, result: TensorType, step: Exchange) -> tuple:
     """Equal for exchanges that do the same."""
     operation: Operation = step.operation
     attributes = tuple(sorted((k, repr(v)) for k, v in operation.attributes.items()))
-    return operation.name, attributes, operand, result, step.axes, step.label
+    return operation.name, attributes, operand, result, step.axes, step.span, step.label
 
 
 def _stages_of_exchanges(program: TrainingProgram) -> dict[tuple, tuple[int, ...]]:

@@ -11,7 +11,7 @@ it only through differences of times, so that
 Both are exact. Neither is used for ranks that are traced.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,13 +20,15 @@ from ..clocks import Event
 from .accounts import Account, Late
 from .flights import Flight, Meeting, ValueKey, delayed
 from .places import Array, Classes, connected
-from .prices import Prices, RunPrice
+from .prices import ExchangePrice, Prices, RunPrice
 from .program import Exchange, Layers, Receive, Ref, Run, Send, StageProgram, Step, Task
 from .segment import Segment
 
 Message = tuple[str, int, int, int]
 """(channel, microbatch, source stage, target stage)."""
 Stretch = tuple[Step, ...]
+Part = tuple[Stretch | Send | Receive, int | None]
+"""A step to another stage, or steps between two of them, and the layer that they stand in."""
 Pace = Callable[[int, int], Array | None]
 """(stage, task index) -> float[1 or classes] by which compute takes longer; None for 1."""
 Traced = dict[int, int]
@@ -86,10 +88,11 @@ class StageClock:
         self.port = self.now
         self.flights: list[Flight] = []
         self.events: list[Event] = []
+        self.exchanges: dict[str, ExchangePrice] = {}
         self.at: Task | None = None
         self._account = Account()
         self._effects: dict[tuple, _Effect] = {}
-        self._cuts: dict[int, list[Stretch | Send | Receive]] = {}
+        self._cuts: dict[int, list[Part]] = {}
         self._meetings: dict[int, Meeting | None] = {}
         self._durations: dict[Segment, tuple[RunPrice, Array | int]] = {}
         self._components: dict[int, Array] = {}
@@ -101,14 +104,15 @@ class StageClock:
             self.at = task
             self._set_pace(self.pace(self.program.stage, index))
             context = Context(task.kind, task.microbatch, task.chunk)
-            for part in self._parts(task.body):
+            for part, layer in self._parts(task.body):
+                here = context if layer is None else replace(context, layer=layer)
                 match part:
                     case Receive():
                         self._receive(part, (yield self._message(part, context)))
                     case Send():
-                        self._send(part, context)
+                        self._send(part, here)
                     case _:
-                        self._stretch(part, context)
+                        self._stretch(part, here)
         self.at = None
         for flight in list(self.flights):
             self._wait(flight)
@@ -126,19 +130,10 @@ class StageClock:
             self._factor = factor
             self._durations.clear()
 
-    def _parts(self, body: Stretch) -> list[Stretch | Send | Receive]:
+    def _parts(self, body: Stretch) -> list[Part]:
         """The body cut at its sends and receives."""
         if id(body) not in self._cuts:
-            parts: list[Stretch | Send | Receive] = []
-            open_part: list[Step] = []
-            for step in body:
-                if isinstance(step, Send | Receive):
-                    parts += [tuple(open_part)] if open_part else []
-                    parts.append(step)
-                    open_part = []
-                else:
-                    open_part.append(step)
-            self._cuts[id(body)] = parts + ([tuple(open_part)] if open_part else [])
+            self._cuts[id(body)] = list(_cut(body, None))
         return self._cuts[id(body)]
 
     # Sends and receives
@@ -172,7 +167,7 @@ class StageClock:
         if not self.once:
             self._block(steps, context)
             return
-        state = (id(steps), context.kind, self._relative(context))
+        state = (id(steps), context.kind, context.layer, self._relative(context))
         if state not in self._effects:
             self._effects[state] = self._effect(steps, context)
             return
@@ -270,9 +265,11 @@ class StageClock:
                 self._account.add(("shared", context.kind), delay)
                 taken = taken + delay
         self.now = start + taken
-        self._account.add(("run", f"{context.kind}:{step.segment.name}"), taken)
-        self._account.add(("flops", context.kind), price.flops)
-        self._account.add(("hbm", context.kind), price.hbm_bytes)
+        kind = "recompute" if step.again else context.kind
+        self._account.add(("run", kind), taken)
+        self._account.add(("engine", price.limited_by), taken)
+        self._account.add(("flops", kind), price.flops)
+        self._account.add(("hbm", kind), price.hbm_bytes)
         if self.traced is not None:
             name = (
                 step.segment.name
@@ -306,8 +303,8 @@ class StageClock:
         flight = Flight(meeting, met, met + meeting.ends, reads, writes)
         flight = self._beside(flight)
         self.flights.append(flight)
-        self._account.add(("total", step.label), flight.end - ready)
-        self._account.add(("count", step.label), 1)
+        self._account.add(("total", meeting.name), flight.end - ready)
+        self._account.add(("count", meeting.name), 1)
         self._trace(f"stream {step.stream}", step.label, ready, flight.end - ready)
 
     def _beside(self, flight: Flight) -> Flight:
@@ -319,7 +316,7 @@ class StageClock:
             demand = flight.meeting.price.demand
             delay = other.delay(flight.begin, flight.end - flight.begin, demand)
             if delay is not None:
-                self._account.add(("total", other.meeting.label), other.meeting.last(delay))
+                self._account.add(("total", other.meeting.name), other.meeting.last(delay))
                 self.flights = delayed(self.flights, index, delay)
                 flight = replace(flight, end=flight.end + flight.meeting.last(delay))
         return flight
@@ -332,7 +329,7 @@ class StageClock:
                 first = int(waits.argmax())
                 group = meeting.rows[meeting.row[first]]
                 late = int(group[ready[group].argmax()])
-                self._account.arrived(meeting.label, Late(by, late))
+                self._account.arrived(meeting.name, Late(by, late))
 
     def _alias(self, step: Exchange, context: Context) -> None:
         """An exchange among groups of one rank: results are ready when operands are."""
@@ -346,9 +343,12 @@ class StageClock:
     def _meeting(self, step: Exchange) -> Meeting | None:
         if id(step) not in self._meetings:
             price = self.prices.exchange(self.program, step)
-            self._meetings[id(step)] = (
-                None if price is None else Meeting.of(price, step.label, step.stream, self.classes)
-            )
+            meeting = None
+            if price is not None:
+                name = price.name(step.label)
+                self.exchanges[name] = price
+                meeting = Meeting.of(name, price, step.stream, self.classes)
+            self._meetings[id(step)] = meeting
         return self._meetings[id(step)]
 
     def _ready(
@@ -371,8 +371,8 @@ class StageClock:
 
     def _wait(self, flight: Flight) -> None:
         waited = np.maximum(flight.end - self.now, 0)
-        self._account.add(("exposed", flight.meeting.label), waited)
-        self._trace("compute", f"wait for {flight.meeting.label}", self.now, waited)
+        self._account.add(("exposed", flight.meeting.name), waited)
+        self._trace("compute", f"wait for {flight.meeting.name}", self.now, waited)
         self.now = self.now + waited
         self._land()
 
@@ -394,6 +394,34 @@ class StageClock:
             lasting = int(np.asarray(duration).flat[0])
             if lasting:
                 self.events.append(Event(self.traced, track, name, int(start.flat[0]), lasting))
+
+
+def _cut(body: Stretch, layer: int | None) -> Iterator[Part]:
+    """Loops with sends or receives are unrolled."""
+    open_part: list[Step] = []
+    for step in body:
+        talks = isinstance(step, Layers) and _talks(step.body)
+        if not talks and not isinstance(step, Send | Receive):
+            open_part.append(step)
+            continue
+        if open_part:
+            yield tuple(open_part), layer
+            open_part = []
+        if isinstance(step, Layers):
+            for number in step.layers:
+                yield from _cut(step.body, number)
+        else:
+            assert isinstance(step, Send | Receive)
+            yield step, layer
+    if open_part:
+        yield tuple(open_part), layer
+
+
+def _talks(body: Stretch) -> bool:
+    return any(
+        isinstance(step, Send | Receive) or (isinstance(step, Layers) and _talks(step.body))
+        for step in body
+    )
 
 
 def _conflict(flight: Flight, reads: tuple[ValueKey, ...], writes: tuple[ValueKey, ...]) -> bool:
