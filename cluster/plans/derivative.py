@@ -29,11 +29,14 @@ class Backward:
     """A backward segment; `used` says what its arguments are, in order.
 
     Pairs of kind and index: ("argument", i) of the piece, ("saved", i), ("cotangent", i) of its
-    result i, ("sum", i) for the accumulator of the i-th wanted argument.
+    result i, ("sum", i) for the accumulator of the i-th wanted argument. results: for each wanted
+    argument where its cotangent is: ("made", i) is result i of the segment; or it is the same
+    array as another, ("cotangent", i).
     """
 
     segment: Segment
     used: tuple[tuple[str, int], ...]
+    results: tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,9 +90,11 @@ class Derivative:
             return [_added(found[index], have.get(("sum", i))) for i, index in enumerate(wanted)]
 
         closed = jax.make_jaxpr(backward)(*specs_of(types))
-        function, used = prune(closed, [True] * len(wanted), drop=True)
+        results, made = _results(sources(closed, 0), inputs)
+        function, used = prune(closed, [i in made for i in range(len(wanted))], drop=True)
         module = lower_local(function, [types[i] for i in used], f"{self.name}_backward")
-        return Backward(Segment(module.name, module), tuple(inputs[i] for i in used))
+        segment = Segment(module.name, module)
+        return Backward(segment, tuple(inputs[i] for i in used), results)
 
     def _cotangents(self, have: dict[tuple[str, int], Any]) -> tuple[Any, ...]:
         return tuple(
@@ -136,6 +141,17 @@ def derivative(
         ),
         tree=held["tree"],
     )
+
+
+def _results(
+    origin: Sequence[int], inputs: Sequence[tuple[str, int]]
+) -> tuple[tuple[tuple[str, int], ...], list[int]]:
+    """Where each result is, and which ones a segment has to make."""
+    made = sorted({-1 - place for place in origin if place < 0})
+    results = [
+        inputs[place] if place >= 0 else ("made", made.index(-1 - place)) for place in origin
+    ]
+    return tuple(results), made
 
 
 def as_tuple(results: Any) -> tuple[Any, ...]:

@@ -43,7 +43,8 @@ class Segment:
         """The kernels of a rank of `lnc` physical cores."""
         key = (chip, lnc)
         if key not in self._programs:
-            self._programs[key] = compile_program(self.module, chip, lnc, _NoCalls())
+            calls: Any = _NoCalls()
+            self._programs[key] = compile_program(self.module, chip, lnc, calls)
         return self._programs[key]
 
     def time(self, chip: Chip, lnc: int) -> StepTime:
