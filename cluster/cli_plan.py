@@ -11,7 +11,7 @@ from rich.console import Console
 from trnsim.device.errors import BadFile, BadInput, OutOfMemory
 from trnsim.device.units import PS_PER_S, format_bytes, parse_bytes, parse_time
 
-from .cli_collective import console, show
+from .cli_collective import _console, _show
 
 
 @click.command()
@@ -96,7 +96,7 @@ def plan(model: str, trace: Path | None, strict: bool, as_json: bool, **asked: A
     if as_json:
         click.echo(json.dumps(document(result), indent=2))
     else:
-        show(console(), plan_view(result))
+        _show(_console(), plan_view(result))
 
 
 def _wanted(model: str, asked: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
