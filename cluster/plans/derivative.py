@@ -7,7 +7,7 @@ arrays; a backward segment takes what it uses of arguments, named arrays and cot
 the cotangents of chosen arguments to accumulators. What it does not use is not an argument of it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any

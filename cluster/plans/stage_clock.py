@@ -114,8 +114,8 @@ class StageClock:
                     case _:
                         self._stretch(part, here)
         self.at = None
-        for flight in list(self.flights):
-            self._wait(flight)
+        while self.flights:
+            self._wait(self.flights[0])
 
     def account(self) -> Account:
         """Where the time of all tasks went."""
@@ -261,8 +261,7 @@ class StageClock:
         for index in range(len(self.flights)):
             delay = self.flights[index].delay(start, duration, price.demand)
             if delay is not None:
-                self.flights = delayed(self.flights, index, delay)
-                self._account.add(("shared", context.kind), delay)
+                self._slow(index, delay)
                 taken = taken + delay
         self.now = start + taken
         kind = "recompute" if step.again else context.kind
@@ -316,10 +315,16 @@ class StageClock:
             demand = flight.meeting.price.demand
             delay = other.delay(flight.begin, flight.end - flight.begin, demand)
             if delay is not None:
-                self._account.add(("total", other.meeting.name), other.meeting.last(delay))
-                self.flights = delayed(self.flights, index, delay)
+                self._slow(index, delay)
                 flight = replace(flight, end=flight.end + flight.meeting.last(delay))
         return flight
+
+    def _slow(self, index: int, delay: Array) -> None:
+        """Delays a flight that shares with something else."""
+        meeting = self.flights[index].meeting
+        self._account.add(("total", meeting.name), meeting.last(delay))
+        self._account.add(("shared", meeting.name), delay)
+        self.flights = delayed(self.flights, index, delay)
 
     def _note_late(self, meeting: Meeting, ready: Array, met: Array) -> None:
         if ready.size > 1:
@@ -370,6 +375,12 @@ class StageClock:
                 self._wait(flight)
 
     def _wait(self, flight: Flight) -> None:
+        """Compute waits for a flight, and before it for those ahead of it in its stream."""
+        while flight in self.flights:
+            stream = flight.meeting.stream
+            self._wait_once(next(f for f in self.flights if f.meeting.stream == stream))
+
+    def _wait_once(self, flight: Flight) -> None:
         waited = np.maximum(flight.end - self.now, 0)
         self._account.add(("exposed", flight.meeting.name), waited)
         self._trace("compute", f"wait for {flight.meeting.name}", self.now, waited)
