@@ -1,9 +1,10 @@
 """What the steps of a training program cost on a machine: segments, exchanges, sends.
 
 Exchanges and sends are priced on the real placement, all groups of all stages that do the same at
-once. Groups that fill equal sets of equal nodes, with no link between the sets that could be
-shared, are priced on one set: the fabric between nodes is one switch that does not block. Sends of
-different pairs of stages are taken not to share links.
+once. Groups that fill equal sets of equal nodes are priced on one set, and groups that do the same
+on every node on two nodes (`collectives.twins`): the fabric between nodes is one switch that does
+not block. Both are exact, and neither is done where links have failed or are slow. Buffers are
+padded to equal chunks. Sends of different pairs of stages are taken not to share links.
 
 Prices leave out when ranks arrive; `clocks` adds that.
 """
@@ -15,9 +16,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trnsim.collectives.price import Pricer
+from trnsim.collectives import choose
+from trnsim.collectives.price import Priced, Pricer
 from trnsim.collectives.resources import resources_of
-from trnsim.collectives.schedule import POINT_TO_POINT, Collective
+from trnsim.collectives.schedule import POINT_TO_POINT, Collective, Schedule
+from trnsim.collectives.twins import twins
 from trnsim.device.errors import BadInput
 from trnsim.device.ops.ir import Operation, TensorType
 from trnsim.device.units import PS_PER_S
@@ -89,7 +92,7 @@ class ExchangePrice:
         return f"{self.span} neighbours on {axes}" if self.span else axes
 
     def name(self, label: str) -> str:
-        """`gradients: reduce_scatter of 1048576 B over dp`: equal for exchanges that do the same."""
+        """`gradients: all_reduce of 1024 B over dp`: equal for exchanges that do the same."""
         return f"{label}: {self.collective.kind} of {self.collective.nbytes} B over {self.group}"
 
 
@@ -145,7 +148,7 @@ class Prices:
         return _run_price(segment, self.machine)
 
     def compile(self, stage: StageProgram) -> None:
-        """Compiles the segments of a stage; `run` does it otherwise, when a segment is first met."""
+        """Compiles the segments of a stage; otherwise `run` does it when it meets one."""
         for step in stage.walk():
             if isinstance(step, Run):
                 self.run(step.segment)
@@ -322,6 +325,20 @@ class _Ground(NamedTuple):
     failed: tuple[str, ...] = ()
     degraded: tuple[tuple[str, int], ...] = ()
 
+    @property
+    def per_node(self) -> int:
+        """Logical cores of a node."""
+        return self.instance.logical_cores(self.lnc)
+
+    def places(self, cores: Array) -> tuple[Array, Array]:
+        """(logical core in the node, node) of logical cores."""
+        node, place = np.divmod(cores, self.per_node)
+        return place, node
+
+    def cores_of(self, node: Array, place: Array) -> Array:
+        """The logical cores at these places of nodes."""
+        return node * self.per_node + place
+
 
 @cache
 def _site(ground: _Ground) -> Site:
@@ -345,15 +362,41 @@ def _price_rows(
     table = np.frombuffer(cores, np.int64).reshape(shape)
     name = cheapest.algorithm_for(algorithm, collective.kind)
 
-    def duration(plan) -> int:
-        pricer = Pricer(plan.schedule, site.fabric, table)
-        return pricer.price(collective, overheads=site.overheads).duration_ps
+    def duration(plan: choose.Plan) -> int:
+        return _priced_as(plan, collective, ground, table)[1].duration_ps
 
     plan = cheapest.plan(collective, table, site.fabric, name, duration, site.policy)
-    priced = Pricer(plan.schedule, site.fabric, table).price(collective, overheads=site.overheads)
-    demand = _demand(site, priced.load, table, priced.duration_ps)
+    ends, priced, demand = _priced_as(plan, collective, ground, table)
     choice = plan.choice
-    return _Priced(priced.end, choice.algorithm, choice.reason, demand, priced.limited_by)
+    return _Priced(ends, choice.algorithm, choice.reason, demand, priced.limited_by)
+
+
+def _priced_as(
+    plan: choose.Plan, collective: Collective, ground: _Ground, table: Array
+) -> tuple[Array, Priced, Demand]:
+    """(ends of the table's members, price, demand) by a schedule; equal nodes are two of them."""
+    schedule = plan.schedule
+    even = _even(collective, schedule)
+    places, nodes = ground.places(table)
+    small = None
+    if ground.nodes > 2 and not (ground.failed or ground.degraded):
+        small = twins(schedule, even, nodes, places)
+    like: Array | slice = slice(None)
+    if small is not None:
+        ground, like, schedule = ground._replace(nodes=2), small.like, small.schedule
+        pair = np.unique(nodes[0, small.members], return_inverse=True)[1]
+        table = ground.cores_of(pair, places[:, small.members])
+    site = _site(ground)
+    pricer = Pricer(schedule, site.fabric, table, of=collective.ranks)
+    priced = pricer.price(even, overheads=site.overheads)
+    return priced.end[:, like], priced, _demand(site, priced.load, table, priced.duration_ps)
+
+
+def _even(collective: Collective, schedule: Schedule) -> Collective:
+    """With equal chunks: buffers are padded to whole elements of every chunk."""
+    if collective.kind in POINT_TO_POINT or not isinstance(collective.counts, int):
+        return collective
+    return replace(collective, counts=-(-collective.counts // schedule.parts) * schedule.parts)
 
 
 def _demand(site: Site, load: Array, table: Array, duration: int) -> Demand:
