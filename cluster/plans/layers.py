@@ -19,6 +19,7 @@ from .tape import Gradient, Tape
 
 TENSOR = "tensor parallel"
 LOSS = "loss"
+TABLE = "embedding.table"
 SEQUENCE = 1  # dimension of the sequence in [b, s, d]
 
 Start = Literal["normal", "ones", "zeros"]
@@ -175,6 +176,8 @@ def embedding(plan: Plan) -> Unit:
     r = Recorder(plan, "embedding")
     model = plan.model
     table = r.parameter("table", plan.vocab // plan.tp, model.hidden, cut=0)
+    if model.tied and plan.pp == 1:  # the loss has set its part of the gradient
+        r.use(r.parameters[0], sums=True)
     partial = r.tape.run(pieces.embed, [table, "tokens", "tp.index"], ["embedding.partial"])
     x = r.scatter(partial, "tokens")
     if model.positions == "learned":

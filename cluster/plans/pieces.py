@@ -2,8 +2,8 @@
 
 Shapes: b sequences of a microbatch, s positions (t of keys), d hidden, n heads and m key-value
 heads of the rank, h head width, f feed-forward width of the rank, v vocabulary of the rank.
-Statistics, softmax and the loss are computed in f32. Each factory gives the same function for equal arguments,
-so that its segments are lowered and compiled once.
+Statistics, softmax and the loss are computed in f32. Each factory gives the same function for equal
+arguments, so that its segments are lowered and compiled once.
 """
 
 from collections.abc import Callable

@@ -49,6 +49,23 @@ class Collective:
     again: bool = False  # do it again in the backward pass instead of saving the result
 
 
+@dataclass(frozen=True, eq=False)
+class Composed:
+    """Steps with a backward pass of their own: `there` forward, and `back(given, targets)`.
+
+    `back` records how cotangents of `writes` (values `given`, "" for none) become those of `reads`
+    under the names `targets`.
+    """
+
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    there: "Tape"
+    back: "Callable[[Sequence[str], Sequence[str]], Tape]"
+
+
+Node = Piece | Collective | Composed
+
+
 @dataclass(eq=False)
 class Tape:
     """Records a forward pass; `degrees` of the mesh axes, `names` of the arrays that pieces save.
@@ -64,7 +81,7 @@ class Tape:
     given: set[str] = field(default_factory=set)
     active: set[str] = field(default_factory=set)
     parameters: dict[str, "Gradient"] = field(default_factory=dict)
-    nodes: list[Piece | Collective] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
 
     # -- recording ------------------------------------------------------------------------------
 
@@ -137,6 +154,27 @@ class Tape:
         there, back = _permute(pairs), _permute([(b, a) for a, b in pairs])
         return self._collective(there, back, (axis,), read, write, self.types[read], label)
 
+    def part(self, *names: str) -> "Tape":
+        """A tape for steps on these values alone, which are constants to it."""
+        made = Tape(self.degrees)
+        for name in names:
+            made.give(name, self.types[name])
+        return made
+
+    def compose(
+        self,
+        reads: Sequence[str],
+        writes: Sequence[str],
+        there: "Tape",
+        back: "Callable[[Sequence[str], Sequence[str]], Tape]",
+    ) -> str:
+        """Record the steps of a `part`, with their own backward pass; gives the first result."""
+        self.nodes.append(Composed(tuple(reads), tuple(writes), there, back))
+        self.types |= there.types
+        if any(name in self.active for name in reads):
+            self.active.add(writes[0])
+        return writes[0]
+
     def _collective(
         self,
         there: Operation | None,
@@ -202,7 +240,10 @@ class Tape:
         """The forward pass, with the saved arrays that its pieces name."""
         return [step for node in self.nodes for step in self.forward_of(node)]
 
-    def forward_of(self, node: Piece | Collective) -> Iterator[Step]:
+    def forward_of(self, node: Node) -> Iterator[Step]:
+        if isinstance(node, Composed):
+            yield from node.there.forward()
+            return
         if isinstance(node, Collective):
             if node.forward:
                 yield self._exchange(node, node.forward, node.read, node.write)
@@ -266,7 +307,10 @@ class _Backward:
         for name in results:
             tape.types[cotangent(name)] = tape.types[name]
 
-    def visit(self, node: Piece | Collective) -> None:
+    def visit(self, node: Node) -> None:
+        if isinstance(node, Composed):
+            self.composed(node)
+            return
         if isinstance(node, Collective):
             self.collective(node)
             return
@@ -370,6 +414,30 @@ class _Backward:
             kind = self.tape.types[source]
             self.tape.types[name] = kind
             self.steps.append(Run(segment(_add, (kind, kind)), _refs([held, part]), _refs([name])))
+
+    def composed(self, node: Composed) -> None:
+        tape = self.tape
+        given = [self.cotangents.get(name, "") for name in node.writes]
+        if not any(given):
+            return
+        sources = [tape.same(name) for name in node.reads]
+        held = [self.cotangents.get(name) for name in sources]
+        parts = [f"{node.writes[0]}.d{i}" for i in range(len(sources))]
+        targets = [
+            part if total else cotangent(source)
+            for source, total, part in zip(sources, held, parts, strict=True)
+        ]
+        back = node.back(given, targets)
+        tape.types |= back.types
+        self.steps += back.forward()
+        for source, total, part in zip(sources, held, targets, strict=True):
+            self.cotangents[source] = cotangent(source)
+            if total:
+                kind = tape.types[cotangent(source)] = tape.types[source]
+                run = Run(
+                    segment(_add, (kind, kind)), _refs([total, part]), _refs([cotangent(source)])
+                )
+                self.steps.append(run)
 
     def transpose(
         self, node: Collective, back: Operation, given: str, name: str, source: str
