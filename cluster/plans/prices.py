@@ -31,6 +31,7 @@ from ..collective import Site, site_of
 from ..conditions import with_failures, with_rates
 from ..instances import Instance
 from ..machine import Machine
+from .folds import Fold, folded, unfolded
 from .places import Array, Places
 from .program import Exchange, Run, StageProgram, TrainingProgram
 from .segment import Segment
@@ -142,6 +143,7 @@ class Prices:
         self._exchanges: dict[tuple, ExchangePrice] = {}
         self._priced: dict[tuple, _Priced] = {}
         self._sends: dict[tuple, SendPrice] = {}
+        self._folds: dict[tuple, Fold] = {}
 
     def run(self, segment: Segment) -> RunPrice:
         """A segment on one rank of this machine."""
@@ -191,7 +193,7 @@ class Prices:
         if key not in self._sends:
             table = self.places.ranks[[source, target]].T
             pair = Collective("permute", 2, counts=kind.size, dtype=kind.dtype, pairs=((0, 1),))
-            ends = self._price_table(pair, self.slots[table]).ends
+            ends = self._price_in(pair, table, ("send", source, target)).ends
             self._sends[key] = SendPrice(_short(ends[:, 0]), _short(ends[:, 1]), kind.nbytes)
         return self._sends[key]
 
@@ -201,19 +203,21 @@ class Prices:
         key = (collective, stages, name)
         if key not in self._priced:
             ranks = self.places.ranks[list(stages)][:, groups]
-            table = self.slots[ranks].reshape(-1, collective.ranks)
-            self._priced[key] = self._price_table(collective, table)
+            self._priced[key] = self._price_in(collective, ranks, (stages, name))
         return self._priced[key]
 
-    def _price_table(self, collective: Collective, table: Array) -> _Priced:
+    def _price_in(self, collective: Collective, ranks: Array, name: tuple) -> _Priced:
+        """A collective in groups of ranks, which are always the same for a name."""
         where, changed = self.machine.placement, (self.failed, self.degraded)
-        fold = Fold(where.nodes, table, np.arange(len(table)))
-        if not any(changed):
-            fold = folded(table, where.instance.logical_cores(where.lnc), where.nodes)
+        if name not in self._folds:
+            table = self.slots[ranks].reshape(-1, collective.ranks)
+            per_node = where.instance.logical_cores(where.lnc)
+            fold = unfolded(table, where.nodes) if any(changed) else None
+            self._folds[name] = fold or folded(table, per_node, where.nodes)
+        fold = self._folds[name]
         ground = _Ground(where.instance, fold.nodes, where.lnc, *changed)
-        rows = (fold.rows.shape, fold.rows.tobytes())
-        priced = _price_rows(collective, ground, rows, self.algorithm)
-        return replace(priced, ends=fold.unfolded(priced.ends))
+        priced = _price_rows(collective, ground, fold, self.algorithm)
+        return replace(priced, ends=fold.expand(priced.ends))
 
 
 def types_of(stage: StageProgram, step: Exchange) -> tuple[TensorType, TensorType]:
@@ -266,56 +270,6 @@ def _partners(collective: Collective, groups: Array) -> Array | None:
     return partners
 
 
-@dataclass(frozen=True, eq=False)
-class Fold:
-    """A table of cores as equal sets of nodes: `rows` of one set, on nodes 0..nodes-1.
-
-    order: the rows of the table, set by set.
-    """
-
-    nodes: int
-    rows: Array
-    order: Array
-
-    def unfolded(self, ends: Array) -> Array:
-        """int64[table rows, members] from the ends of one set."""
-        whole = np.empty((len(self.order), ends.shape[1]), np.int64)
-        whole[self.order] = np.tile(ends, (len(self.order) // len(ends), 1))
-        return whole
-
-
-def folded(table: Array, per_node: int, nodes: int) -> Fold:
-    """The table of logical cores, int64[rows, members], on one of its sets if all are equal.
-
-    Nodes that share a row are of one set. Sets are equal if they have the same rows, nodes and rows
-    taken in order.
-    """
-    node, core = np.divmod(table, per_node)
-    label = _sets(node, nodes)
-    order = np.argsort(label[node[:, 0]], kind="stable")
-    sets, rows = np.unique(label[node[:, 0]], return_counts=True)
-    members = np.flatnonzero(np.isin(label, sets))
-    members = members[np.argsort(label[members], kind="stable")]
-    size, odd = divmod(len(members), len(sets))
-    if not odd and (rows == rows[0]).all() and (label[members[::size]] == sets).all():
-        position = np.empty(nodes, np.int64)
-        position[members] = np.arange(len(members)) % size
-        local = (position[node] * per_node + core)[order].reshape(len(sets), rows[0], -1)
-        if (local == local[0]).all():
-            return Fold(size, np.ascontiguousarray(local[0]), order)
-    return Fold(nodes, table, np.arange(len(table)))
-
-
-def _sets(node: Array, nodes: int) -> Array:
-    """int64[nodes]: the least node of the set that each node is in; rows of `node` are joined."""
-    label = np.arange(nodes)
-    while True:
-        least = label[node].min(axis=1)
-        if (label[node] == least[:, None]).all():
-            return label
-        np.minimum.at(label, node, least[:, None])
-
-
 class _Ground(NamedTuple):
     """A fabric by what it is made of."""
 
@@ -353,13 +307,9 @@ def _site(ground: _Ground) -> Site:
 
 
 @cache
-def _price_rows(
-    collective: Collective, ground: _Ground, rows: tuple[tuple[int, ...], bytes], algorithm: str
-) -> _Priced:
-    """Price in the groups of a table; plans of a study share these."""
-    site = _site(ground)
-    shape, cores = rows
-    table = np.frombuffer(cores, np.int64).reshape(shape)
+def _price_rows(collective: Collective, ground: _Ground, fold: Fold, algorithm: str) -> _Priced:
+    """Price in the groups of a folded table; plans of a study share these."""
+    site, table = _site(ground), fold.rows
     name = cheapest.algorithm_for(algorithm, collective.kind)
 
     def duration(plan: choose.Plan) -> int:
