@@ -72,8 +72,9 @@ def _shared(gradient: Array, kv: int) -> Array:
     b, t, n, h = gradient.shape
     if n == kv:
         return gradient
-    whole = gradient.reshape(b, t, kv, n // kv, h).astype(jnp.float32).sum(3)
-    return whole.astype(gradient.dtype)
+    whole = gradient.reshape(b, t, kv, n // kv, h)
+    parts = (whole[:, :, :, i].astype(jnp.float32) for i in range(n // kv))
+    return jnp.asarray(sum(parts)).astype(gradient.dtype)
 
 
 # ---- what the composites stand for -----------------------------------------------------------
