@@ -15,6 +15,7 @@ from trnsim.device.ops.ir import TensorType
 from . import pieces
 from .plan import Plan
 from .program import Split
+from .ring_attention import record_ring
 from .tape import Gradient, Tape
 
 TENSOR = "tensor parallel"
@@ -69,8 +70,7 @@ class Recorder:
 
     def __post_init__(self) -> None:
         plan = self.plan
-        names = frozenset({pieces.PROBABILITIES}) if plan.recompute == "none" else frozenset()
-        self.tape = Tape(dict(plan.mesh.axes), names)
+        self.tape = Tape(dict(plan.mesh.axes))
         batch, seq = plan.microbatch, plan.local_seq
         integers = {
             "tokens": (batch, seq),
@@ -239,10 +239,23 @@ def attention(r: Recorder, x: str) -> str:
 
 
 def attend(r: Recorder, qkv: Sequence[str]) -> str:
-    """The attention core over a whole sequence."""
-    model = r.plan.model
-    function = pieces.attention(model.causal, model.window)
-    return r.tape.run(function, qkv, [f"{r.name}.attention.context"])
+    """The attention core. Selective recomputation does it again in the backward pass."""
+    plan, causal = r.plan, r.plan.model.causal
+    again = plan.recompute == "selective"
+    context = f"{r.name}.attention.context"
+    if plan.cp > 1:
+        return record_ring(r.tape, *qkv, context, causal=causal, again=again)
+    made = (context, f"{context}.lse")
+    there = r.tape.part(*qkv)
+    there.run(pieces.attention(causal), qkv, made)
+
+    def back(given: Sequence[str], targets: Sequence[str]) -> Tape:
+        reads = [*qkv, *made, given[0]]
+        tape = r.tape.part(*reads)
+        tape.run(pieces.attention_backward(causal), reads, targets)
+        return tape
+
+    return r.tape.compose(qkv, made, there, back, again=again)
 
 
 def feed_forward(r: Recorder, x: str) -> str:
@@ -278,8 +291,9 @@ def head(plan: Plan, table: Parameter) -> Unit:
     function = pieces.biased_logits if model.post_norm else pieces.logits
     r.tape.run(function, reads, ["head.logits", "head.largest"])
     r.tape.all_reduce("head.largest", "head.maximum", ["tp"], LOSS, "maximum")
+    filled = model.vocab if plan.vocab > model.vocab else 0
     r.tape.run(
-        pieces.exponentials,
+        pieces.exponentials(filled),
         ["head.logits", "head.maximum", "labels", "tp.index"],
         ["head.partial"],
     )

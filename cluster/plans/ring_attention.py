@@ -42,7 +42,9 @@ def ring(cp: int) -> Pairs:
     return tuple((rank, (rank + 1) % cp) for rank in range(cp))
 
 
-def record_ring(tape: Tape, q: str, k: str, v: str, write: str, *, causal: bool) -> str:
+def record_ring(
+    tape: Tape, q: str, k: str, v: str, write: str, *, causal: bool, again: bool = False
+) -> str:
     """Record attention of q [b, s, n, h] to k, v [b, s, m, h] of all ranks of cp, as q.
 
     `cp.index` is given. Other values that it writes are called `write` with a suffix.
@@ -65,7 +67,7 @@ def record_ring(tape: Tape, q: str, k: str, v: str, write: str, *, causal: bool)
     def back(given: Sequence[str], targets: Sequence[str]) -> Tape:
         return _backward(tape, (q, k, v, write, lse), given[0], targets, causal)
 
-    return tape.compose(differentiated, (write, lse), there, back)
+    return tape.compose(differentiated, (write, lse), there, back, again=again)
 
 
 def place(tape: Tape) -> str:
