@@ -15,6 +15,7 @@ from ..plans.goodput import Goodput
 from ..plans.result import ExchangeTime, PlanResult
 
 SECONDS_PER_DAY = 86_400
+WORTH_NOTING = 10_000  # of a step: waits that are shorter than this part of it are left out
 HEAD = ("instance", "nodes", "lnc", "mesh")
 BATCH = ("global_batch", "microbatch", "seq", "dtype", "zero", "recompute", "schedule", "streams")
 
@@ -123,7 +124,7 @@ def _goodput(losses: Goodput) -> Table:
 
 def _notes(result: PlanResult) -> Text:
     lines = [f"symmetry: {result.symmetry}"]
-    lines += [f"late: {_late(item)}" for item in result.exchanges if item.late]
+    lines += [f"late: {text}" for text in _late(result)]
     lines += [f"note: {note}" for note in result.notes]
     lines += list(_leaned_on(result))
     took = ", ".join(f"{what} {s:.2f} s" for what, s in result.host_seconds.items())
@@ -131,10 +132,17 @@ def _notes(result: PlanResult) -> Text:
     return Text("\n".join(lines))
 
 
-def _late(item: ExchangeTime) -> str:
-    assert item.late is not None
-    rank, by = item.late
-    return f"rank {rank} by up to {format_time(by)} at {item.label} over {item.group}"
+def _late(result: PlanResult) -> Iterator[str]:
+    """The latest arrivals that matter, one for each label."""
+    worst: dict[str, ExchangeTime] = {}
+    for item in result.exchanges:
+        if item.late and item.late[1] * WORTH_NOTING > result.step:
+            held = worst.get(item.label)
+            if held is None or held.late is None or item.late[1] > held.late[1]:
+                worst[item.label] = item
+    for item in worst.values():
+        rank, by = item.late or (0, 0)
+        yield f"rank {rank} by up to {format_time(by)} at {item.label} over {item.group}"
 
 
 def _leaned_on(result: PlanResult) -> Iterator[str]:
