@@ -35,6 +35,10 @@ from .cli_collective import _console, _show
 @click.option(
     "--schedule", default="1f1b", show_default=True, help="1f1b, interleaved:V or zero-bubble."
 )
+@click.option(
+    "--order", default=None, metavar="AXES",
+    help="Numbering of ranks, slowest axis first.  [default: pp,dp,ep,cp,tp]",
+)  # fmt: skip
 @click.option("--streams", default=2, show_default=True, help="Collective streams per rank.")
 @click.option("--bucket", default=None, metavar="SIZE", help="Of gradients.  [default: 512MiB]")
 @click.option("--early-all-gather", default=1, show_default=True, help="FSDP: layers ahead.")
@@ -49,6 +53,10 @@ from .cli_collective import _console, _show
 @click.option(
     "--jitter", default=0.0, show_default=True, metavar="FRACTION",
     help="Compute of every rank and task is longer by up to this.",
+)  # fmt: skip
+@click.option(
+    "--imbalance", default=None, type=float, metavar="VARIATION",
+    help="Uneven load of experts, as a coefficient of variation, on kernels that skip empty slots.",
 )  # fmt: skip
 @click.option("--seed", default=0, show_default=True, help="Of jitter, dropout and routing.")
 @click.option(
@@ -107,7 +115,7 @@ def _wanted(model: str, asked: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     from .plans.clocks import Conditions
     from .plans.plan import Plan
 
-    slow, jitter = asked.pop("slow"), asked.pop("jitter")
+    slow, jitter, imbalance = (asked.pop(name) for name in ("slow", "jitter", "imbalance"))
     how = {
         "failed": asked.pop("failed"),
         "degraded": [parse_degraded(text) for text in asked.pop("degraded")],
@@ -118,7 +126,10 @@ def _wanted(model: str, asked: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         asked["bucket_bytes"] = parse_bytes(bucket, "--bucket")
     wanted = Plan.of(model, **asked)
     how["conditions"] = Conditions(
-        slow=tuple(_slow_ranks(slow, wanted.machine)), jitter=jitter, seed=asked["seed"]
+        slow=tuple(_slow_ranks(slow, wanted.machine)),
+        jitter=jitter,
+        imbalance=imbalance,
+        seed=asked["seed"],
     )
     return wanted, how
 

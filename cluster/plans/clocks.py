@@ -27,10 +27,13 @@ class Conditions:
 
     slow: (rank, factor of 1 or more by which its compute takes longer). jitter: in every task, the
     compute of every rank takes longer by a fraction drawn evenly from 0 to this, by `seed`.
+    imbalance: the coefficient of variation of the load of experts, by `seed`, on kernels that skip
+    empty slots; None: experts compute all their slots, so that their load does not matter.
     """
 
     slow: tuple[tuple[int, float], ...] = ()
     jitter: float = 0.0
+    imbalance: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -112,14 +115,17 @@ def advance(
     prices: Prices,
     conditions: Conditions | None = None,
     traced: bool = False,
+    used: Sequence[float] = (),
 ) -> Timeline:
-    """Virtual time of one step. `traced`: events of the first place of every stage.
+    """Virtual time of one step. `traced`: events of the first place of every stage. used: by place
+    on ep, the part of its experts' slots that a rank computes.
 
     Raises CollectiveMismatch for stages that wait for each other in a cycle, or for a message that
     nobody sends or receives.
     """
     paces = Paces(prices, conditions or Conditions())
-    classes = _classes(program, prices, paces)
+    work = _of_places(prices, used)
+    classes = _classes(program, prices, paces, work)
     paces.fold(classes)
     mail: dict[Message, deque[Array]] = {}
 
@@ -130,6 +136,7 @@ def advance(
         StageClock(
             stage, prices, classes, post, paces.of, paces.varies,
             int(prices.places.ranks[stage.stage, 0]) if traced else None,
+            None if work is None else work[classes.first],
         )
         for stage in program.stages
     ]  # fmt: skip
@@ -194,13 +201,24 @@ def _cycle(clocks: Sequence[StageClock], waits: dict[int, Message | None]) -> st
     return f"{story[-1]}, which has ended without sending it"
 
 
-def _classes(program: TrainingProgram, prices: Prices, paces: Paces) -> Classes:
+def _of_places(prices: Prices, used: Sequence[float]) -> Array | None:
+    """float[places] of what is given by place on ep, or None."""
+    if not used:
+        return None
+    mesh = prices.places.mesh
+    if "ep" not in mesh.names:
+        return np.full(prices.places.count, used[0])
+    index = prices.places.ranks[0] // mesh.strides()["ep"] % mesh.degree("ep")
+    return np.asarray(used)[index]
+
+
+def _classes(program: TrainingProgram, prices: Prices, paces: Paces, work: Array | None) -> Classes:
     """Places that nothing tells apart."""
     count = prices.places.count
     if paces.varies:
         everyone = np.arange(count)
         return Classes(everyone, everyone)
-    values: list[Array] = [base for base in paces.base if base is not None]
+    values: list[Array] = [base for base in (*paces.base, work) if base is not None]
     tables: dict[tuple[tuple[str, ...], int], Array] = {}
     partners: list[Array] = []
     for stage in program.stages:

@@ -28,6 +28,7 @@ from .tape import Tape
 
 Array = jax.Array
 LABEL = "experts"
+EXPERT = "expert_"  # names of segments that work on the slots of experts begin with it
 BLOCK = 128  # tokens counted at once: their number is exact in bf16
 
 

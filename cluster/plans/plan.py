@@ -209,6 +209,11 @@ class Plan:
                 f"All-to-all over {self.ep} ranks: runtime 2.32 was seen to take 4, 8, 16 or"
                 " multiples of 32 (jimburtoft/cookbook, docs/phase_e_report.md)."
             )
+        if model.experts:
+            yield (
+                f"Experts have room for {self.capacity:g} times their even share of a rank's"
+                " tokens, and later tokens are left out; no loss balances their load."
+            )
         if self.tp == 16 and self.machine.lnc == 1 and len(self.machine.chip.lnc_allowed) > 1:
             yield (
                 "tp=16 at LNC=1 is a group layout that neuronx-distributed does not have"

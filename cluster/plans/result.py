@@ -13,6 +13,7 @@ from trnsim.device.units import PS_PER_S
 from ..collective import site_of
 from .build import build
 from .clocks import Conditions, Timeline, advance
+from .expert_load import ExpertLoad, expert_load
 from .goodput import Failures, Goodput, goodput
 from .memory import Memory, memory
 from .plan import Plan
@@ -161,7 +162,8 @@ def simulate(
     for stage in program.stages:
         prices.compile(stage)
     compiled = time.perf_counter()
-    timeline = advance(program, prices, conditions, traced)
+    load = _load(plan, conditions)
+    timeline = advance(program, prices, conditions, traced, load.used if load else ())
     spent = {
         "building the program": built - begin,
         "compiling its segments": compiled - built,
@@ -170,8 +172,16 @@ def simulate(
     needs = [memory(stage, plan.machine) for stage in program.stages]
     spent["memory"] = time.perf_counter() - compiled - spent["pricing"]
     result = _result(plan, program, prices, timeline, needs)
+    if load and conditions:
+        result = replace(result, notes=(*result.notes, load.note(conditions.imbalance or 0.0)))
     losses = goodput(failures, plan.machine.placement.nodes) if failures else None
     return replace(result, goodput=losses, host_seconds=spent), timeline
+
+
+def _load(plan: Plan, conditions: Conditions | None) -> ExpertLoad | None:
+    if conditions is None or conditions.imbalance is None:
+        return None
+    return expert_load(plan, conditions.imbalance, conditions.seed)
 
 
 def _result(

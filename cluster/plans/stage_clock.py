@@ -18,6 +18,7 @@ import numpy as np
 
 from ..clocks import Event
 from .accounts import Account, Late
+from .experts import EXPERT
 from .flights import Flight, Meeting, ValueKey, delayed
 from .places import Array, Classes, connected
 from .prices import ExchangePrice, Prices, RunPrice
@@ -68,6 +69,7 @@ class StageClock:
     """Clocks of the ranks of a stage, in ps from the start of the step.
 
     `post(message, arrival)` takes what is sent. With `varies`, `pace` differs from task to task.
+    work: float[classes], the part of their slots that experts compute.
     """
 
     def __init__(
@@ -79,7 +81,9 @@ class StageClock:
         pace: Pace = lambda *_: None,
         varies: bool = False,
         traced: int | None = None,
+        work: Array | None = None,
     ) -> None:
+        self.work = work
         self.program, self.prices, self.classes = program, prices, classes
         self.post, self.pace = post, pace
         self.once, self.repeats = traced is None and not varies, traced is None
@@ -282,8 +286,11 @@ class StageClock:
         if segment not in self._durations:
             price = self.prices.run(segment)
             duration: Array | int = price.duration
-            if self._factor is not None:
-                duration = np.ceil(price.duration * self._factor).astype(np.int64)
+            factor = self._factor
+            if self.work is not None and segment.name.startswith(EXPERT):
+                factor = self.work if factor is None else self.work * factor
+            if factor is not None:
+                duration = np.ceil(price.duration * factor).astype(np.int64)
             self._durations[segment] = (price, duration)
         return self._durations[segment]
 
