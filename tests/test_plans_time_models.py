@@ -14,8 +14,8 @@ from trnsim.cluster.plans.build import build
 from trnsim.cluster.plans.clocks import Conditions, advance
 from trnsim.cluster.plans.goodput import Failures, daly_interval, goodput, progress
 from trnsim.cluster.plans.memory import memory
-from trnsim.cluster.plans.plan import Plan
 from trnsim.cluster.plans.places import Places
+from trnsim.cluster.plans.plan import Plan
 from trnsim.cluster.plans.prices import Prices
 from trnsim.cluster.plans.program import TrainingProgram
 from trnsim.cluster.plans.result import COMPUTE, PlanResult, price_plan, simulate
@@ -190,13 +190,25 @@ def test_slow_chip_makes_its_ranks_late():
     assert result.step > price_plan(plan).step
 
 
-def test_trace_has_the_time_of_the_step():
-    plan = planned("pp=2,dp=2,tp=2", global_batch=8)
-    result, timeline = simulate(plan, traced=True)
-    assert result.step == price_plan(plan).step
-    ends = [event.start + event.duration for event in timeline.events]
-    assert max(ends) == result.step
-    assert {event.rank for event in timeline.events} == {0, 4}
+@pytest.mark.parametrize("name", MESHES)
+def test_folding_and_fast_forwarding_is_exact(results, name):
+    plan, fast = planned(**MESHES[name]), results[name]
+    every_rank = Conditions(jitter=1e-18)  # a clock for each, no task taken for another
+    for slow, timeline in (simulate(plan, traced=True), simulate(plan, conditions=every_rank)):
+        assert slow.step == fast.step
+        assert slow.parts == fast.parts
+        assert [i.count for i in slow.exchanges] == [i.count for i in fast.exchanges]
+        if timeline.events:
+            assert max(event.start + event.duration for event in timeline.events) == fast.step
+
+
+def test_trace_has_a_process_for_each_stage(tmp_path):
+    path = tmp_path / "trace.json"
+    arguments = "llama2-7b --mesh pp=2,dp=1,tp=8 --global-batch 2 --seq 128 --trace".split()
+    CliRunner().invoke(command, [*arguments, str(path)], catch_exceptions=False)
+    entries = json.loads(path.read_text())["traceEvents"]
+    named = {e["args"]["name"] for e in entries if e["ph"] == "M" and "name" in e["args"]}
+    assert {"stage 0 (rank 0)", "stage 1 (rank 8)", "compute", "stream 0"} <= named
 
 
 def test_goodput_is_best_at_dalys_interval():
