@@ -27,8 +27,16 @@ def test_a_mesh_without_dp_fills_the_machine() -> None:
     found = plan(mesh="pp=4,tp=8", nodes=4)
     assert str(found.mesh) == "pp=4,dp=8,tp=8"
     assert (found.dp, found.ep, found.microbatches) == (8, 1, 8)
-    assert str(plan(mesh="tp=8,pp=4", nodes=4).mesh) == "dp=8,tp=8,pp=4"
     assert plan(mesh="dp=2,tp=8").machine.ranks == 16
+
+
+def test_ranks_are_numbered_with_tp_fastest_unless_an_order_says_otherwise() -> None:
+    assert str(plan(mesh="tp=8,pp=4", nodes=4).mesh) == "pp=4,dp=8,tp=8"
+    assert str(plan(mesh="tp=8,dp=8,pp=4", nodes=4, order="tp, pp,dp").mesh) == "tp=8,pp=4,dp=8"
+    assert plan(mesh="tp=8", order=("tp", "dp")).mesh.strides() == {"tp": 8, "dp": 1}
+    assert refusal(mesh="tp=8", order="tp,cp") == (
+        "order: tp,cp is not valid; allowed: each axis of mesh tp=8,dp=8 once; nearest valid: dp,tp"
+    )
 
 
 def test_u8_a_batch_that_dp_does_not_divide() -> None:
@@ -134,7 +142,7 @@ def test_a_sliding_window_is_refused_only_where_it_matters() -> None:
 
 def test_gradient_axes_are_those_with_equal_parameters() -> None:
     found = plan(model="mixtral-8x7b", mesh="pp=2,dp=1,cp=2,ep=4,tp=4")
-    assert found.gradient_axes == ("cp", "ep")
+    assert found.gradient_axes == ("ep", "cp")
     assert found.expert_gradient_axes == ("cp",)
     assert (found.microbatches, found.local_experts, found.local_seq) == (16, 2, 2048)
 

@@ -41,7 +41,8 @@ def test_values_and_gradients_are_those_of_one_rank(cp: int, causal: bool) -> No
     tape, mine = recorded(cp, causal), positions(S, cp, causal)
     given = {"q": q, "k": k, "v": v, cotangent("out"): dout}
     arrays = [
-        {name: a[:, mine[rank]] for name, a in given.items()} | {"cp.index": np.int32(rank)}
+        {name: a[:, mine[rank]] for name, a in given.items()}
+        | {"cp.index": np.array(rank, np.int32)}
         for rank in range(cp)
     ]
     forward = tape.forward()

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from trnsim.device.ops.ir import TensorType
 
-from .bodies import Body, Passes, at, passes
-from .layers import BOUNDARY, LOSS, TABLE, Unit, embedding, head, layer
+from .bodies import BOUNDARY, LOSS, Body, Passes, at, passes
+from .layers import TABLE, Unit, dense_layer, embedding, expert_layer, head
 from .parts import Part, Pass, staggered
 from .plan import Plan
 from .program import (
@@ -52,17 +52,17 @@ class _Parts:
         first = embedding(plan)
         self.embedding = self.part(first)
         self.table = next(p for p in first.parameters if p.name == TABLE)
-        self.types: dict[str, TensorType] = {}
-        self.layers: dict[bool, Part] = {}
-        for experts in {plan.model.has_experts(n) for n in range(plan.model.layers)}:
-            unit = layer(plan, experts=experts)
-            self.types |= unit.tape.types
-            self.layers[experts] = self.part(unit)
+        model = plan.model
+        dense, mixed = model.layers - model.expert_layers, range(model.layers)
+        both = [(range(dense), dense_layer), (mixed[dense:], expert_layer)]
+        made = [(layers, unit(plan)) for layers, unit in both if layers]
+        self.types = made[0][1].tape.types
+        self.layers = [(layers, self.part(unit, layers)) for layers, unit in made]
         tied = [b for b in self.embedding.buckets if self.table in b.parameters]
         self.tied = tuple(tied) if plan.model.tied else ()
         self.head = replace(self.part(head(plan, self.table)), borrowed=self.tied)
 
-    def part(self, unit: Unit) -> Part:
+    def part(self, unit: Unit, layers: range | None = None) -> Part:
         plan = self.plan
         made = passes(
             unit,
@@ -70,14 +70,15 @@ class _Parts:
             split=plan.schedule.splits_backward,
             full=plan.recompute == "full" and unit.layered,
         )
-        return Part(unit.name, made, buckets(plan, unit))
+        return Part(unit.name, made, buckets(plan, unit), layers=layers)
 
     def kinds(self, layers: range) -> list[tuple[range, Part]]:
         """Consecutive layers of one kind."""
-        first = self.plan.model.dense_layers if self.plan.model.experts else layers.stop
-        cut = min(max(first, layers.start), layers.stop)
-        both = (range(layers.start, cut), False), (range(cut, layers.stop), True)
-        return [(part, self.layers[experts]) for part, experts in both if part]
+        found = []
+        for whole, part in self.layers:
+            mine = range(max(layers.start, whole.start), min(layers.stop, whole.stop))
+            found += [(mine, part)] if mine else []
+        return found
 
 
 class _Stage:
@@ -215,15 +216,10 @@ class _Stage:
         nothing = Passes((), (), (), ())
         return Part("embedding", nothing, self.parts.tied)
 
-    @property
-    def table_gradient(self) -> str:
-        """The value that the copies of the tied embedding exchange."""
-        bucket = self.parts.tied[0]
-        return f"{bucket.name}.gradient" if bucket.kind == "fsdp" else bucket.gradients[0]
-
     def exchange_table(self) -> Iterator[Step]:
         """Both copies of the tied embedding get the sum of their gradients."""
-        name = self.table_gradient
+        (bucket,) = self.parts.tied
+        name = f"{bucket.name}.gradient" if bucket.kind == "fsdp" else bucket.gradients[0]
         other, mine = Ref(f"{name}.other"), Ref(name)
         stage = self.plan.pp - 1 if self.starts else 0
         kind = self.values()[name].type
@@ -273,7 +269,8 @@ class _Stage:
         for part in parts:
             found |= {value.name: value for value in part.values}
         if self.shares_table:
-            name = self.table_gradient
+            (bucket,) = self.parts.tied
+            name = f"{bucket.name}.gradient" if bucket.kind == "fsdp" else bucket.gradients[0]
             found[f"{name}.other"] = Value(f"{name}.other", found[name].type, "buffer")
         return found
 
@@ -285,9 +282,8 @@ def _common(plan: Plan, types: Mapping[str, TensorType]) -> Iterator[Value]:
     for name in ("positions", "shard_positions"):
         yield Value(name, types[name], "batch")
     yield Value("layer", types["layer"], "coordinate", layered=True)
-    for name in sorted(types):
-        if name.endswith(".index"):
-            yield Value(name, types[name], "coordinate")
+    for name in ("tp.index", "cp.index"):
+        yield Value(name, types[name], "coordinate")
     yield Value("step", TensorType((), "i32"), "coordinate")
     yield Value(LOSS, TensorType((), "f32"), "activation", micro=True)
     yield Value(cotangent(LOSS), TensorType((), "f32"), "buffer")

@@ -19,6 +19,7 @@ from ..calls import Calls, describe
 from ..cheapest import algorithm_for
 from ..executor import in_order, pack, unpack
 from . import wholes
+from .layers import LOSS
 from .plan import Plan
 from .program import (
     Exchange,
@@ -67,6 +68,8 @@ def run_with_values(
     mail: Mail = {}
     stages = [_Stage(plan, stage, batch, start, seed, mail) for stage in program.stages]
     _take_turns(stages)
+    for stage in stages:
+        stage.check_ended()
     left = [key for key, sent in mail.items() if sent]
     if left:
         raise CollectiveMismatch(f"sent and never received: {left[0]}")
@@ -116,14 +119,13 @@ class _Stage:
         self.places = [places[rank] for rank in self.ranks]
         self.row = {rank: i for i, rank in enumerate(self.ranks)}
         self.calls = Calls(self.plan.machine, self.plan.algorithm)
-        self.layers = self.program.layers_of()
         self.layer, self.task = -1, self.program.tasks[0]
         self.arrays = [self._initial(at) for at in self.places]
 
     def _initial(self, at: Mapping[str, int]) -> dict[Key, np.ndarray]:
         found: dict[Key, np.ndarray] = {}
         for value in self.program.values.values():
-            for layer in sorted(self.layers.get(value.name, ())) if value.layered else [-1]:
+            for layer in value.of(self._layers()):
                 made = wholes.initial(self.plan, self.program, value, layer, at, self.start)
                 if made is not None:
                     found[value.name, layer, -1, -1] = made
@@ -132,6 +134,9 @@ class _Stage:
                 if name in self.program.values:
                     found[name, -1, m if self.program.values[name].micro else -1, -1] = array
         return found
+
+    def _layers(self) -> list[int]:
+        return [layer for chunk in self.program.layers for layer in chunk]
 
     # -- running -----------------------------------------------------------------------------------
 
@@ -266,11 +271,13 @@ class _Stage:
         """Whole parameters or gradients of this stage."""
         return wholes.join(self.plan, self.program, what, self.places, self.arrays)
 
-    def left(self) -> list[Key]:
-        """Activations and buffers that have not ended."""
-        roles = ("activation", "buffer")
+    def check_ended(self) -> None:
+        """Raises TrnsimError if an activation or a buffer has not ended, but for the loss."""
         values = self.program.values
-        return [key for key in self.arrays[0] if values[key[0]].role in roles]
+        held = [k for k in self.arrays[0] if values[k[0]].role in ("activation", "buffer")]
+        held = [key for key in held if key[0] != LOSS]
+        if held:
+            raise TrnsimError(f"stage {self.program.stage}: never ended: {sorted(held)}")
 
 
 def _flat(arrays: Sequence[np.ndarray], size: int) -> np.ndarray:

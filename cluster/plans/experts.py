@@ -28,6 +28,7 @@ from .tape import Tape
 
 Array = jax.Array
 LABEL = "experts"
+EXPERT = "expert_"  # names of segments that work on the slots of experts begin with it
 BLOCK = 128  # tokens counted at once: their number is exact in bf16
 
 
@@ -46,7 +47,7 @@ def slots_of_expert(plan: Plan) -> int:
 def record_experts(tape: Tape, plan: Plan, x: str, weights: dict[str, str], write: str) -> str:
     """Record the routed experts of a layer on `x` [b, s, d], sharded over the sequence in tp.
 
-    weights: values by name: router [d, E] and, for a sigmoid router, router_bias f32 [E];
+    weights: values by name: router [d, E] and, for a sigmoid router, router_bias [E];
     expert_in [e, d, f] (swiglu: [e, d, 2, f]) and expert_out [e, f, d]. Gives the name of the sum
     over each token's experts, as `x`; other values that it writes are called `write` with a suffix.
     """
@@ -58,8 +59,8 @@ def record_experts(tape: Tape, plan: Plan, x: str, weights: dict[str, str], writ
     sent = tape.run(dispatch(model.experts), [x, slots, tokens], [f"{write}.sent"])
     got = tape.all_to_all(sent, f"{write}.got", "ep", 0, 1, LABEL)
     whole = tape.all_gather(got, f"{write}.gathered", "tp", 1, LABEL)
-    made = tape.run(expand, [whole, weights["expert_in"]], [f"{write}.made"])
-    function = contract(model.activation)
+    made = tape.run(expert_expand, [whole, weights["expert_in"]], [f"{write}.made"])
+    function = expert_contract(model.activation)
     part = tape.run(function, [made, weights["expert_out"]], [f"{write}.partial"])
     done = tape.reduce_scatter(part, f"{write}.done", "tp", 1, LABEL)
     back = tape.all_to_all(done, f"{write}.back", "ep", 1, 0, LABEL)
@@ -68,7 +69,7 @@ def record_experts(tape: Tape, plan: Plan, x: str, weights: dict[str, str], writ
 
 @cache
 def route(model: ModelConfig, room: int) -> Callable[..., Any]:
-    """Which experts take which tokens: x [b, s, d], router [d, E], correction f32 [E].
+    """Which experts take which tokens: x [b, s, d], router [d, E], correction [E].
 
     Gives the weights f32 [T, k] of each token's experts, their slots i32 [T, k] in the buffer
     [E · C] (E · C where an expert has no room: the first tokens get it), and the tokens i32 [E · C]
@@ -78,7 +79,7 @@ def route(model: ModelConfig, room: int) -> Callable[..., Any]:
     def route(x: Array, router: Array, *correction: Array) -> Any:
         logits = jnp.dot(flat_tokens(x), router, preferred_element_type=jnp.float32)
         scores = scored(model, logits)
-        ranked = scores + correction[0] if correction else scores
+        ranked = scores + correction[0].astype(jnp.float32) if correction else scores
         ranked = jax.lax.stop_gradient(within_groups(model, ranked))
         _, experts = jax.lax.top_k(ranked, model.top_k)
         chosen = [jax.nn.one_hot(experts[:, i], model.experts) for i in range(model.top_k)]
@@ -189,20 +190,20 @@ def of_slots(table: Array, weights: Array, slots: Array) -> Array:
     return jnp.asarray(sum(parts)).astype(table.dtype)
 
 
-def expand(x: Array, weight: Array) -> Array:
+def expert_expand(x: Array, weight: Array) -> Array:
     """Tokens of experts [e, n, d] to their width: weight [e, d, f] or with a gate [e, d, 2, f]."""
     gated = weight.ndim == 4
     return jnp.einsum("end,edcf->encf" if gated else "end,edf->enf", x, weight)
 
 
 @cache
-def contract(activation: str) -> Callable[..., Array]:
+def expert_contract(activation: str) -> Callable[..., Array]:
     """The activation and the way back: [e, n, f] (swiglu: [e, n, 2, f]), weight [e, f, d]."""
 
-    def contract(made: Array, weight: Array) -> Array:
+    def expert_contract(made: Array, weight: Array) -> Array:
         return jnp.einsum("enf,efd->end", activated(made, activation), weight)
 
-    return contract
+    return expert_contract
 
 
 def combine(back: Array, weights: Array, slots: Array, tokens: Array, x: Array) -> Array:
@@ -234,6 +235,14 @@ def _weighted_back(saved: Any, given: Array) -> Any:
 
 
 weighted.defvjp(_weighted, _weighted_back)
+
+
+def with_shared(routed: Array, shared: Array, *gate: Array) -> Array:
+    """The sum with the shared experts, which a sigmoid of x [b, s, d] · gate [d] may scale."""
+    if gate:
+        scale = jnp.sum(gate[0].astype(jnp.float32) * gate[1].astype(jnp.float32), -1)
+        shared = (shared * jax.nn.sigmoid(scale)[..., None]).astype(shared.dtype)
+    return routed + shared
 
 
 def none(index: Array) -> np.ndarray:

@@ -6,15 +6,15 @@ are gathered, after them partial sums are reduced and scattered. The vocabulary 
 of the loss is split over the same ranks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from trnsim.device.errors import Unsupported
 from trnsim.device.ops.ir import TensorType
 
 from . import pieces
-from .experts import record_experts
+from .experts import record_experts, with_shared
 from .plan import Plan
 from .program import Split
 from .ring_attention import record_ring
@@ -23,9 +23,6 @@ from .tape import Gradient, Tape
 TENSOR = "tensor parallel"
 LOSS = "loss"
 TABLE = "embedding.table"
-BOUNDARY = "x"
-"""Hidden states between layers: x of layer l is its input; of the layer after a stage's last one
-the stage's output. Its cotangent goes the other way."""
 SEQUENCE = 1  # dimension of the sequence in [b, s, d]
 
 Start = Literal["normal", "ones", "zeros"]
@@ -84,6 +81,7 @@ class Recorder:
             "shard_positions": (seq // plan.tp,),
             "samples": (batch,),
             "tp.index": (),
+            "cp.index": (),
             "layer": (),
         }
         for name, shape in integers.items():
@@ -198,12 +196,20 @@ def embedding(plan: Plan) -> Unit:
     return r.unit(x)
 
 
-def layer(plan: Plan, *, experts: bool) -> Unit:
-    """A layer with attention and feed-forward: `x` to its last value, both [b, s/tp, d]."""
-    r = Recorder(plan, "expert_layer" if experts else "layer", layered=True)
-    x = r.tape.give(BOUNDARY, r.shard, active=True)
-    model = plan.model
-    block = expert_block if experts else dense_block
+def dense_layer(plan: Plan) -> Unit:
+    """A layer with a dense feed-forward block."""
+    return _layer(Recorder(plan, "layer", layered=True), feed_forward)
+
+
+def expert_layer(plan: Plan) -> Unit:
+    """A layer with a mixture of experts."""
+    return _layer(Recorder(plan, "experts", layered=True), mixture)
+
+
+def _layer(r: Recorder, block: Callable[[Recorder, str], str]) -> Unit:
+    """A layer with attention and a feed-forward block: `x` to its last value, both [b, s/tp, d]."""
+    x = r.tape.give("x", r.shard, active=True)
+    model = r.plan.model
     if model.parallel_residual:
         attended = attention(r, r.norm("attention.norm", x))
         made = block(r, r.norm("mlp.norm", x))
@@ -221,7 +227,7 @@ def attention(r: Recorder, x: str) -> str:
     """Self-attention of x; the heads are split over tp."""
     plan, model = r.plan, r.plan.model
     if model.kv_rank:
-        raise Unsupported(f"{model.name}: latent attention (kv_rank {model.kv_rank}) in plans")
+        raise Unsupported(f"{model.name}: plans do not model latent attention (kv_rank > 0)")
     reads = [r.gather(x, "attention.in"), "positions"]
     heads, width, kv = plan.local_heads, model.head_dim, plan.local_kv_heads
     shared = plan.kv_copies
@@ -266,52 +272,56 @@ def attend(r: Recorder, qkv: Sequence[str]) -> str:
     return r.tape.compose(qkv, made, there, back, again=again)
 
 
-def dense_block(r: Recorder, x: str) -> str:
+def feed_forward(r: Recorder, x: str) -> str:
     """The dense feed-forward block."""
-    return feed_forward(r, x, "mlp", r.plan.model.ffn)
+    return gated_block(r, x, "mlp", r.plan.model.ffn)
 
 
-def feed_forward(r: Recorder, x: str, name: str, width: int) -> str:
-    """A feed-forward block; its width is split over tp."""
+def gated_block(r: Recorder, x: str, name: str, ffn: int) -> str:
+    """A feed-forward block of width `ffn`, which is split over tp."""
     plan, model = r.plan, r.plan.model
-    gated, own = model.activation == "swiglu", width // plan.tp
-    shape = (model.hidden, 2, own) if gated else (model.hidden, own)
+    gated, width = model.activation == "swiglu", ffn // plan.tp
+    shape = (model.hidden, 2, width) if gated else (model.hidden, width)
     reads = [r.gather(x, f"{name}.in"), r.parameter(f"{name}.up", *shape, cut=len(shape) - 1)]
     if model.linear_bias:
-        cut = len(shape) - 2
-        reads.append(r.parameter(f"{name}.up_bias", *shape[1:], cut=cut, start="zeros"))
-    function = pieces.expand(model.linear_bias, gated)
-    made = r.tape.run(function, reads, [f"{r.name}.{name}.expanded"])
-    reads = [made, r.parameter(f"{name}.down", own, model.hidden, cut=0)]
-    partial = r.tape.run(pieces.contract(model.activation), reads, [f"{r.name}.{name}.partial"])
+        reads.append(r.parameter(f"{name}.up_bias", *shape[1:], cut=len(shape) - 2, start="zeros"))
+    expand = pieces.expand(model.linear_bias, gated)
+    made = r.tape.run(expand, reads, [f"{r.name}.{name}.expanded"])
+    down = r.parameter(f"{name}.down", width, model.hidden, cut=0)
+    contract = pieces.contract(model.activation)
+    partial = r.tape.run(contract, [made, down], [f"{r.name}.{name}.partial"])
     return r.scatter(partial, f"{name}.out")
 
 
-def expert_block(r: Recorder, x: str) -> str:
-    """Routed experts, spread over ep, and shared experts, which are for all tokens."""
+def mixture(r: Recorder, x: str) -> str:
+    """Routed experts, spread over ep, and shared ones, which are a dense block for every token."""
     plan, model = r.plan, r.plan.model
-    own, count = model.expert_ffn // plan.tp, plan.local_experts
-    inner = (2, own) if model.activation == "swiglu" else (own,)
-    axes, over = plan.expert_gradient_axes, (("ep", 0),) if plan.ep > 1 else ()
-    weights = {"router": r.parameter("router", model.hidden, model.experts, partial=True)}
-    if model.router == "sigmoid":
-        name = "router_bias"
-        weights[name] = r.parameter(name, model.experts, partial=True, start="zeros")
-    shape = (count, model.hidden, *inner)
-    weights["expert_in"] = r.parameter(
-        "experts.up", *shape, cut=len(shape) - 1, axes=axes, cuts=over
-    )
-    weights["expert_out"] = r.parameter(
-        "experts.down", count, own, model.hidden, cut=1, axes=axes, cuts=over
-    )
-    made = record_experts(r.tape, plan, x, weights, f"{r.name}.experts.out")
+    routed = record_experts(r.tape, plan, x, expert_weights(r), f"{r.name}.routed")
     if not model.shared_ffn:
-        return made
-    shared = feed_forward(r, x, "shared", model.shared_ffn)
+        return routed
+    reads = [routed, gated_block(r, x, "shared", model.shared_ffn)]
     if model.shared_gate:
-        gate = r.parameter("shared.gate", model.hidden, partial=True)
-        shared = r.tape.run(pieces.scaled, [shared, x, gate], [f"{r.name}.shared.scaled"])
-    return r.tape.run(pieces.total, [made, shared], [f"{r.name}.feed_forward"])
+        reads += [x, r.parameter("shared.gate", model.hidden, partial=True)]
+    return r.tape.run(with_shared, reads, [f"{r.name}.mixed"])
+
+
+def expert_weights(r: Recorder) -> dict[str, str]:
+    """Parameters of the router and the routed experts, by their names in `record_experts`."""
+    plan, model = r.plan, r.plan.model
+    own, width = plan.local_experts, model.expert_ffn // plan.tp
+    gate = (2,) if model.activation == "swiglu" else ()
+    place: Any = {"axes": plan.expert_gradient_axes, "cuts": (("ep", 0),) * (plan.ep > 1)}
+    up, down = (own, model.hidden, *gate, width), (own, width, model.hidden)
+    found = {
+        "router": r.parameter("router", model.hidden, model.experts, partial=True),
+        "expert_in": r.parameter("expert_in", *up, cut=len(up) - 1, **place),
+        "expert_out": r.parameter("expert_out", *down, cut=1, **place),
+    }
+    if model.router == "sigmoid":
+        found["router_bias"] = r.parameter(
+            "router_bias", model.experts, partial=True, start="zeros"
+        )
+    return found
 
 
 def head(plan: Plan, table: Parameter) -> Unit:
@@ -321,7 +331,7 @@ def head(plan: Plan, table: Parameter) -> Unit:
     """
     r = Recorder(plan, "head")
     model = plan.model
-    x = r.tape.give(BOUNDARY, r.shard, active=True)
+    x = r.tape.give("x", r.shard, active=True)
     if model.post_norm:
         x = _transformed(r, x)
     else:

@@ -6,7 +6,7 @@ reduced and scattered some layers behind, so that both overlap with the compute 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -26,11 +26,13 @@ class Part:
     passes: Passes
     buckets: tuple[Bucket, ...]
     borrowed: tuple[Bucket, ...] = ()
+    layers: range | None = None  # of the model, of this kind
 
     @cached_property
     def values(self) -> list[Value]:
         """Everything that the part declares."""
-        return [*self.passes.values, *(v for b in self.buckets for v in states.values(b))]
+        found = [*self.passes.values, *(v for b in self.buckets for v in states.values(b))]
+        return [replace(v, only=self.layers) if v.layered else v for v in found]
 
     @cached_property
     def sharded(self) -> tuple[Bucket, ...]:

@@ -175,16 +175,6 @@ def activated(made: Array, activation: str) -> Array:
     return jax.nn.silu(made[..., 0, :]) * made[..., 1, :]
 
 
-def scaled(x: Array, gated: Array, gate: Array) -> Array:
-    """x [b, s, d] times the sigmoid of each row of `gated` [b, s, d] with gate [d]."""
-    return x * jax.nn.sigmoid(jnp.einsum("bsd,d->bs", gated, gate))[..., None].astype(x.dtype)
-
-
-def total(one: Array, other: Array) -> Array:
-    """The sum of two arrays."""
-    return one + other
-
-
 def embed(table: Array, tokens: Array, index: Array) -> Array:
     """Rows of this rank's part of the vocabulary, zero for other tokens: partial sums [b, s, d].
 

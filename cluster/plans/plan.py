@@ -16,7 +16,7 @@ from ..models.config import ModelConfig, load_model
 from ..placement import check_tensor_parallel, place
 from .schedules import Schedule, parse_schedule
 
-AXES = ("pp", "dp", "ep", "cp", "tp")  # outer to inner where the user does not say
+AXES = ("pp", "dp", "ep", "cp", "tp")  # from the slowest in ranks to the fastest
 Dtype = Literal["bf16", "f32"]
 Zero = Literal["none", "1", "fsdp"]
 Recompute = Literal["none", "selective", "full"]
@@ -64,20 +64,23 @@ class Plan:
         nodes: int = 1,
         lnc: int | None = None,
         mesh: str | Mesh = "tp=1",
+        order: str | Sequence[str] | None = None,
         overlay: str | Path | None = None,
         slots: Sequence[int] | None = None,
         **fields: Any,
     ) -> "Plan":
         """A plan by names. A mesh without dp has as much data parallelism as fills the machine.
 
-        `slots`: the logical core of each rank (`placement.place`). `schedule` may be text.
+        Degrees may be in any order: ranks are numbered by `order` ("tp,dp": dp fastest) or, without
+        it, by `AXES` with tp fastest. `slots`: the logical core of each rank (`placement.place`).
+        `schedule` may be text.
         """
         kind = load_instance(instance, overlay)
-        given = parse_mesh(mesh) if isinstance(mesh, str) else mesh
+        given = ordered(parse_mesh(mesh) if isinstance(mesh, str) else mesh)
         cores = nodes * kind.logical_cores(check_lnc(kind.chip, lnc))
         check_tensor_parallel(kind, given, cores)
         check_degree_is_listed(kind, dict(given.axes).get("tp", 1))
-        whole = with_data_parallel(given, cores)
+        whole = ordered(with_data_parallel(given, cores), order)
         machine = Machine(place(kind, whole, nodes=nodes, lnc=lnc, slots=slots))
         config = model if isinstance(model, ModelConfig) else load_model(model)
         schedule = parse_schedule(fields.pop("schedule", Schedule()))
@@ -206,6 +209,11 @@ class Plan:
                 f"All-to-all over {self.ep} ranks: runtime 2.32 was seen to take 4, 8, 16 or"
                 " multiples of 32 (jimburtoft/cookbook, docs/phase_e_report.md)."
             )
+        if model.experts:
+            yield (
+                f"Experts have room for {self.capacity:g} times their even share of a rank's"
+                " tokens, and later tokens are left out; no loss balances their load."
+            )
         if self.tp == 16 and self.machine.lnc == 1 and len(self.machine.chip.lnc_allowed) > 1:
             yield (
                 "tp=16 at LNC=1 is a group layout that neuronx-distributed does not have"
@@ -282,16 +290,33 @@ class Plan:
 
 
 def with_data_parallel(mesh: Mesh, world: int) -> Mesh:
-    """The mesh with dp = `world` / its size in front of ep, cp and tp, unless it has dp.
+    """The mesh with dp = `world` / its size, unless it has dp.
 
     Raises BadInput if the degrees do not divide `world`.
     """
     if "dp" in mesh.names:
         return mesh
-    own = ("dp", data_parallel_degree(world, mesh.size))
-    inner = [i for i, name in enumerate(mesh.names) if name in ("ep", "cp", "tp")]
-    at = inner[0] if inner else len(mesh.axes)
-    return Mesh((*mesh.axes[:at], own, *mesh.axes[at:]))
+    return Mesh((*mesh.axes, ("dp", data_parallel_degree(world, mesh.size))))
+
+
+def ordered(mesh: Mesh, order: str | Sequence[str] | None = None) -> Mesh:
+    """The mesh with its axes in `order`, from the slowest to the fastest in ranks; else as `AXES`.
+
+    Raises BadInput for an axis that is not of `AXES`, or an order that is not of the mesh's axes.
+    """
+    for name in mesh.names:
+        if name not in AXES:
+            raise BadInput("mesh axis", name, AXES)
+    usual = [name for name in AXES if name in mesh.names]
+    names = usual if order is None else [n.strip() for n in _listed(order)]
+    if sorted(names) != sorted(usual):
+        allowed = f"each axis of mesh {mesh} once"
+        raise BadInput("order", ",".join(names), allowed, ",".join(usual))
+    return Mesh(tuple((name, mesh.degree(name)) for name in names))
+
+
+def _listed(order: str | Sequence[str]) -> Sequence[str]:
+    return order.split(",") if isinstance(order, str) else order
 
 
 def split_layers(layers: int, parts: int) -> tuple[range, ...]:

@@ -11,7 +11,7 @@ are shared by all microbatches and loop bodies by all layers, so that a step of 
 microbatches is a few dozen objects.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -54,7 +54,8 @@ class Value:
     """A declared array of a rank: `layered` is one for each layer, `micro` for each microbatch.
 
     A value of a microbatch that is not layered is also one for each chunk of the stage.
-    `place` says which part of a parameter, of its gradient or of its optimizer state it is.
+    `place` says which part of a parameter, of its gradient or of its optimizer state it is. `only`:
+    layers of the model that have it, where not all layers are of one kind.
     """
 
     name: str
@@ -63,6 +64,13 @@ class Value:
     layered: bool = False
     micro: bool = False
     place: Split | Share | None = None
+    only: range | None = None
+
+    def of(self, layers: Iterable[int]) -> list[int]:
+        """Those of `layers` that have this value; -1 for a value that is not layered."""
+        if not self.layered:
+            return [-1]
+        return [layer for layer in layers if self.only is None or layer in self.only]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,18 +204,6 @@ class StageProgram:
             if id(task.body) not in seen:
                 seen.add(id(task.body))
                 yield from _walk(task.body)
-
-    def layers_of(self) -> dict[str, set[int]]:
-        """The layers for which each layered value is used: layers may be of several kinds."""
-        found: dict[str, set[int]] = {}
-        for step in self.walk():
-            if isinstance(step, Layers):
-                for inner in step.body:
-                    if isinstance(inner, Run | Exchange):
-                        for ref in (*inner.reads, *inner.writes):
-                            layers = (layer + ref.shift for layer in step.layers)
-                            found.setdefault(ref.name, set()).update(layers)
-        return found
 
 
 @dataclass(frozen=True, slots=True)

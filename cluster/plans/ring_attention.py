@@ -25,6 +25,8 @@ from ..frontends.attention import attention, attention_gradient
 from .tape import Tape
 
 Array = jax.Array
+Two = tuple[Array, Array]
+Three = tuple[Array, Array, Array]
 Pairs = tuple[tuple[int, int], ...]
 AXIS, LABEL = "cp", "context parallel"
 
@@ -206,13 +208,13 @@ def gradient(causal: bool, step: int) -> Callable[..., Any]:
     return gradient
 
 
-def pair_gradient(pair: Sequence[Array], rows: Sequence[Array]) -> tuple[Array, ...]:
+def pair_gradient(pair: Three, rows: Sequence[Array]) -> Three:
     """Gradients of one pair of chunks, from the rows' results, log-sum-exp and cotangents."""
     out, lse, dout = rows
     return attention_gradient(*pair, out, lse, dout, jnp.zeros_like(lse), causal=False)
 
 
-def finish_gradient(dq: Array, dk: Array, dv: Array, q: Array) -> tuple[Array, Array, Array]:
+def finish_gradient(dq: Array, dk: Array, dv: Array, q: Array) -> Three:
     """dq in the type of q."""
     return dq.astype(q.dtype), dk, dv
 
@@ -222,7 +224,7 @@ def added(one: Array, other: Array) -> Array:
     return (one.astype(jnp.float32) + other.astype(jnp.float32)).astype(one.dtype)
 
 
-def merged(out: Array, lse: Array, more: Array, other: Array) -> tuple[Array, Array]:
+def merged(out: Array, lse: Array, more: Array, other: Array) -> Two:
     """Attention over two sets of keys from that over each: outs [b, s, n, h], lse f32 [b, n, s]."""
     total = jnp.logaddexp(lse, other)
 
@@ -232,18 +234,19 @@ def merged(out: Array, lse: Array, more: Array, other: Array) -> tuple[Array, Ar
     return out * weight(lse) + more.astype(jnp.float32) * weight(other), total
 
 
-def late_pair(q: Array, k: Array, v: Array) -> tuple[Array, ...]:
+def late_pair(q: Array, k: Array, v: Array) -> Three:
     """The late queries see the early keys of every other rank."""
     return halves(q, 1)[1], halves(k, 1)[0], halves(v, 1)[0]
 
 
-def other_pair(before: Array, q: Array, k: Array, v: Array) -> tuple[Array, ...]:
+def other_pair(before: Array, q: Array, k: Array, v: Array) -> Three:
     """Of a rank before, its early keys with the early queries; of one behind, the late ones."""
-    return tuple(jnp.where(before, *halves(x, 1)) for x in (q, k, v))
+    q, k, v = (jnp.where(before, *halves(x, 1)) for x in (q, k, v))
+    return q, k, v
 
 
-def chosen(before: Array, one: Sequence[Array], other: Sequence[Array]) -> tuple[Array, ...]:
-    return tuple(jnp.where(before, a, b) for a, b in zip(one, other, strict=True))
+def chosen(before: Array, one: Two, other: Two) -> Two:
+    return jnp.where(before, one[0], other[0]), jnp.where(before, one[1], other[1])
 
 
 def half(x: Array) -> list[Array]:

@@ -25,9 +25,8 @@ def start(program: TrainingProgram, plan: Plan, seed: int) -> Wholes:
     """Random parameters of the model: normal with deviation hidden^-1/2, ones or zeros."""
     found: Wholes = {}
     for stage in program.stages:
-        layers = stage.layers_of()
         for value, split in _parameters(stage):
-            for layer in sorted(layers[value.name]) if value.layered else [-1]:
+            for layer in value.of(n for chunk in stage.layers for n in chunk):
                 found[value.name, layer] = _random(plan, value, split, layer, seed)
     return found
 
@@ -168,10 +167,9 @@ def join(
     names = {v.name for v in stage.values.values() if v.role == what and v.name not in shares}
     names = {n for n in names if isinstance(stage.values[n].place, Split)} | set(shares)
     found: Wholes = {}
-    layers = stage.layers_of()
     for name in sorted(names):
         value = stage.values[name]
-        for layer in sorted(layers[name]) if value.layered else [-1]:
+        for layer in value.of(n for chunk in stage.layers for n in chunk):
             if name in shares:
                 held = _gathered(plan, stage, shares[name], name, layer, places, arrays)
             else:
