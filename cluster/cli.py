@@ -15,7 +15,7 @@ from rich.console import Console
 from trnsim.device.chip import load_chip
 from trnsim.device.errors import BadFile, BadInput, TrnsimError
 
-from . import cli_astra, cli_calibrate, cli_collective, cli_kernel, wire
+from . import cli_astra, cli_calibrate, cli_collective, cli_kernel, cli_place, wire
 from .instances import load_instance
 from .mesh import parse_mesh
 from .report import tables
@@ -144,6 +144,7 @@ cli.add_command(cli_calibrate.calibrate)
 cli.add_command(cli_collective.collective)
 cli.add_command(cli_collective.compare)
 cli.add_command(cli_kernel.kernel)
+cli.add_command(cli_place.place)
 
 
 def _stated(assume: Sequence[str]) -> dict[str, int]:
