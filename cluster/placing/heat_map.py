@@ -6,7 +6,6 @@ sources and targets of the busiest part.
 """
 
 import re
-
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +151,9 @@ def _paint_peers(axes: Any, fabric: Fabric, nodes: np.ndarray, busy: np.ndarray,
     table = np.full((len(nodes), len(columns)), np.nan)
     for (column, row), value in cells.items():
         table[row, columns.index(column)] = value
-    image = axes.imshow(table, cmap="viridis_r", vmin=0, vmax=top, aspect="auto")
+    image = axes.imshow(
+        table, cmap="viridis_r", vmin=0, vmax=top, aspect="auto", interpolation="nearest"
+    )
     axes.set_xticks(range(len(columns)), columns, rotation=60, ha="right", fontsize=7)
     step = max(1, len(nodes) // 16)
     names = [fabric.names[node].rpartition("/")[2] for node in nodes[::step].tolist()]
