@@ -68,19 +68,18 @@ def _progress(folder: Path, *, quiet: bool) -> Iterator[Any]:
 
     columns = (TextColumn("points"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
-    state = [0, 0]
     with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
-        task = bar.add_task("points", total=None)
+        task, started = bar.add_task("points", total=None), list[int]()
 
         def advance(done: int, total: int) -> None:
-            if not state[1] and done:
+            if done and not started:
                 console.print(f"{done} of {total} points were finished before", highlight=False)
-            state[:] = done, total
+            started.append(done)
             bar.update(task, completed=done, total=total)
 
         try:
             yield advance
         except KeyboardInterrupt:
-            text = f"stopped: {state[0]} of {state[1]} points are kept in {folder}"
+            text = f"stopped: finished points are kept in {folder}"
             console.print(f"{text}; the same command goes on from there", highlight=False)
             raise
