@@ -46,6 +46,27 @@ def channel(op: Any) -> int:
     return int(hlo.ChannelHandle(op.attributes["channel_handle"]).handle)
 
 
+COMPOSITES = {
+    "trnsim.attention": "attention",
+    "trnsim.attention_gradient": "attention_gradient",
+}
+"""Composites that stay one operator: the device has kernels for them (see `attention`)."""
+
+
+def composite_name(op: Any) -> str:
+    """What a `stablehlo.composite` is called."""
+    return mlir.StringAttr(op.attributes["name"]).value
+
+
+def composite_attributes(op: Any) -> Attributes:
+    """`causal` and `scale` of an attention."""
+    given = mlir.DictAttr(op.attributes["composite_attributes"])
+    return {
+        "causal": bool(mlir.BoolAttr(given["causal"]).value),
+        "scale": float(mlir.FloatAttr(given["scale"]).value),
+    }
+
+
 def _padding(op: Any, count: int) -> tuple[tuple[int, int], ...]:
     if "padding" not in op.attributes:
         return ((0, 0),) * count

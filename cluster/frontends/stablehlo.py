@@ -24,9 +24,12 @@ from trnsim.device.ops.ir import Block, Module, Operation, TensorType
 from .attributes import (
     ATTRIBUTES,
     COLLECTIVES,
+    COMPOSITES,
     Attributes,
     Unmodelled,
     channel,
+    composite_attributes,
+    composite_name,
     integer,
     integers,
     short_name,
@@ -193,6 +196,11 @@ class _Translation:
             scope[result] = scope[operand]
 
     def call(self, op: Any, scope: dict, out: list[Operation]) -> None:
+        """The operators of the function that is called; of a composite, those it stands for,
+        unless the device has a kernel for it."""
+        if op.name == "stablehlo.composite" and (kernel := COMPOSITES.get(composite_name(op))):
+            self.emit(kernel, op, scope, out, composite_attributes(op))
+            return
         key = "decomposition" if op.name == "stablehlo.composite" else "callee"
         callee = self.functions[mlir.FlatSymbolRefAttr(op.attributes[key]).value]
         body = callee.regions[0].blocks[0]

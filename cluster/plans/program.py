@@ -17,14 +17,36 @@ from typing import Literal
 
 from trnsim.device.ops.ir import Operation, TensorType
 
+from ..mesh import Groups, Mesh
 from .segment import Segment
 
 Role = Literal["parameter", "gradient", "optimizer", "activation", "batch", "coordinate", "buffer"]
 """What a value is for: the breakdown of memory, and what is set before a step.
 
-`parameter`, `optimizer` keep their values from step to step; `batch` is set for each microbatch;
-`coordinate` is the rank's place on an axis of the mesh (`tp.index`), a scalar i32.
+`parameter`, `optimizer` keep their values from step to step; `batch` is set for each microbatch
+(`tokens`, `labels`, `positions`, `samples`); `coordinate` is set once: the rank's place on an axis
+of the mesh (`tp.index`), the number of a layer (`layer`) or of the step (`step`), scalars i32.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How a rank's parameter is cut from the whole array: (axis, dimension) pairs.
+
+    `copies` neighbouring ranks of the axis hold the same part (key and value heads).
+    """
+
+    cuts: tuple[tuple[str, int], ...] = ()
+    copies: int = 1
+    start: Literal["normal", "ones", "zeros"] = "normal"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A rank's part over `axes` of the flat values `parts`, padded to a multiple of the ranks."""
+
+    parts: tuple[str, ...]
+    axes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +54,7 @@ class Value:
     """A declared array of a rank: `layered` is one for each layer, `micro` for each microbatch.
 
     A value of a microbatch that is not layered is also one for each chunk of the stage.
+    `place` says which part of a parameter, of its gradient or of its optimizer state it is.
     """
 
     name: str
@@ -39,6 +62,7 @@ class Value:
     role: Role
     layered: bool = False
     micro: bool = False
+    place: Split | Share | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +75,15 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run a segment: `reads` are its arguments and `writes` its results, in order."""
+    """Run a segment: `reads` are its arguments and `writes` its results, in order.
+
+    `again`: the forward pass once more, in a backward pass that recomputes.
+    """
 
     segment: Segment
     reads: tuple[Ref, ...]
     writes: tuple[Ref, ...]
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +93,8 @@ class Exchange:
     `operation` is the StableHLO operator with its attributes, without replica groups. Several
     `reads` count as one contiguous flat array (a gradient bucket), padded to a multiple of the
     group; several `writes` are cut from the flat result. Readers of the result wait for it.
-    `label` says what it is for ("gradients", "tensor parallel", ...).
+    `label` says what it is for ("gradients", "tensor parallel", ...). Pairs of a permute are
+    positions in the group. With `span`, groups are of `span` neighbours on the one axis only.
     """
 
     operation: Operation
@@ -74,6 +103,17 @@ class Exchange:
     writes: tuple[Ref, ...]
     label: str
     stream: int = 0
+    span: int = 0
+    again: bool = False
+
+    def groups(self, mesh: Mesh) -> Groups:
+        """The replica groups over the whole mesh, pipeline stages included."""
+        whole = mesh.groups(*self.axes)
+        if not self.span:
+            return whole
+        return tuple(
+            group[at : at + self.span] for group in whole for at in range(0, len(group), self.span)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from .attention import ATTENTION, AttentionKernel, check
 from .group import Node, reducer
 from .host import HostKernel
 from .ir import TensorType
@@ -28,6 +29,8 @@ def kernel(
     if strided:
         return matmul_kernel(node, strided)
     fields = single_fields(node, constants, types)
+    if node.name in ATTENTION:
+        return check(AttentionKernel(**fields))
     wide = any(t.numpy.itemsize > 4 for t in (*node.operand_types, *node.result_types))
     if node.name == "rng_bit_generator":  # the state may be 64-bit words; it stays in registers
         wide = node.result_types[1].numpy.itemsize > 4
