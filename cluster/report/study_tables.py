@@ -18,8 +18,10 @@ def study_view(table: StudyTable, most: int = 12) -> list[RenderableType]:
     """The front if there is one, else the first rows; refusals counted by their reason."""
     done = table.done
     rows = [table.rows[number] for number in table.front] or done
-    refused = len(table.rows) - len(done)
-    head = f"{table.title}: {len(done)} points, {refused} refused"
+    refused = sum(1 for row in table.rows if row["refused"])
+    large = len(table.rows) - len(done) - refused
+    head = f"{table.title}: {len(table.rows)} points, {refused} refused"
+    head += f", {large} do not fit into memory" if large else ""
     what = "the Pareto front" if table.front else "the first"
     parts: list[RenderableType] = [Text(head)]
     if rows:

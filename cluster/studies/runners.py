@@ -140,7 +140,50 @@ def _place(asked: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _plan_command() -> click.Command:
+    from ..cli_plan import plan
+
+    return plan
+
+
+def _plan(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """A training step. `exposed_communication` and `bubble` are shares of the step."""
+    from ..cli_plan import _wanted
+    from ..plans.result import price_plan
+
+    options = {key: asked[key] for key in asked if key not in ("trace", "strict", "as_json")}
+    plan, how = _wanted(options.pop("model"), options)
+    result = price_plan(plan, **how)
+    where = plan.machine.placement
+    chips = where.nodes * where.instance.chips
+    columns = {
+        "mesh": str(plan.mesh),
+        "chips": chips,
+        "step_s": result.seconds,
+        "tokens_per_s": result.tokens_per_s,
+        "tokens_per_s_per_chip": result.tokens_per_s / chips,
+        "mfu": result.mfu,
+        "bubble": result.bubble,
+        "exposed_communication": result.exposed / result.step,
+        "memory_gib": result.memory.total / 2**30,
+        "fits": result.fits,
+        "bound": result.bound,
+    }
+    if result.goodput is not None:
+        columns["goodput"] = result.goodput.fraction
+        columns["good_tokens_per_s"] = result.tokens_per_s * result.goodput.fraction
+    return columns
+
+
+_SHARED_BY_PLANS = frozenset(
+    "nodes pp dp ep global_batch zero schedule streams bucket early_all_gather late_reduce_scatter"
+    " algorithm jitter seed slow_chip slow_link fail mtbf checkpoint checkpoint_every restart"
+    " placement mesh".split()
+)
+"""Options on which compiled segments do not depend (all but sizes of buckets)."""
+
 RUNNERS: dict[str, Runner] = {
+    "plan": Runner(_plan_command, _plan, _SHARED_BY_PLANS),
     "collective": Runner(
         _collective_command,
         _collective,

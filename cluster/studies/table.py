@@ -32,8 +32,8 @@ class StudyTable:
 
     @property
     def done(self) -> list[dict[str, Any]]:
-        """Rows that have results."""
-        return [row for row in self.rows if not row["refused"]]
+        """Rows that have results of something that can be run: it fits into memory."""
+        return [row for row in self.rows if _can_be(row)]
 
 
 def tabulate(study: Study, results: Sequence[PointResult], version: str) -> StudyTable:
@@ -61,7 +61,7 @@ def tabulate(study: Study, results: Sequence[PointResult], version: str) -> Stud
 def pareto_front(rows: Sequence[Mapping[str, Any]], pareto: Pareto) -> list[int]:
     """Numbers of the rows that no other row is better than: as good in all, better in one.
 
-    Rows without a value in one of the columns do not count. Raises BadInput for a column that no
+    Rows without a value in one of the columns do not count, nor plans that do not fit. Raises BadInput for a column that no
     row has.
     """
     signs = [(name, 1) for name in pareto.lower] + [(name, -1) for name in pareto.higher]
@@ -71,13 +71,17 @@ def pareto_front(rows: Sequence[Mapping[str, Any]], pareto: Pareto) -> list[int]
     whole = [
         (tuple(sign * row[name] for name, sign in signs), number)
         for number, row in enumerate(rows)
-        if all(isinstance(row.get(name), int | float) for name, _ in signs)
+        if _can_be(row) and all(isinstance(row.get(name), int | float) for name, _ in signs)
     ]
     front: list[tuple[tuple[float, ...], int]] = []
     for values, number in sorted(whole):  # a row can only be dominated by one before it
         if not any(_dominates(kept, values) for kept, _ in front):
             front.append((values, number))
     return sorted(number for _, number in front)
+
+
+def _can_be(row: Mapping[str, Any]) -> bool:
+    return not row.get("refused") and row.get("fits") is not False
 
 
 def _dominates(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
