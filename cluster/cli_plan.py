@@ -60,7 +60,9 @@ from .cli_collective import _console, _show
     help="node0/chip0->node0/chip1=10GB/s (chip0->chip1 on one node); repeatable.",
 )  # fmt: skip
 @click.option("--fail", "failed", multiple=True, metavar="LINK", help="A failed link.")
-@click.option("--mtbf", default=None, metavar="HOURS", type=float, help="Between failures of a node.")
+@click.option(
+    "--mtbf", default=None, metavar="HOURS", type=float, help="Between failures of a node."
+)
 @click.option("--checkpoint", default="60s", show_default=True, help="Time to write a checkpoint.")
 @click.option("--checkpoint-every", default=None, metavar="TIME", help="Of work.  [default: best]")
 @click.option("--restart", default="300s", show_default=True, help="Time to start again.")

@@ -79,8 +79,8 @@ class Machine:
     @cached_property
     def hbm_bytes(self) -> int:
         """HBM that a rank can count on: its stack, shared evenly by the ranks on it."""
-        per_stack = self.placement.logical_core.sharers  # neighbours in the order of slots
-        sharers = np.bincount(np.asarray(self.placement.slots) // per_stack)
+        stacks = np.asarray(self.placement.slots) * self.lnc // self.chip.cores_per_stack
+        sharers = np.unique(stacks, return_counts=True)[1]
         return self.placement.logical_core.hbm_visible_bytes // int(sharers.max())
 
     def check_memory(self, program: RankProgram) -> None:

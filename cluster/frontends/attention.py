@@ -44,13 +44,26 @@ def _forward(
 
 
 def _backward(causal: bool, scale: float, saved: Saved, given: tuple[Array, Array]) -> Saved:
-    compute = jax.lax.composite(_whole_gradient, GRADIENT)
-    dq, dk, dv = compute(*saved, *given, causal=causal, scale=scale)
-    kv = saved[1].shape[2]
-    return dq, _shared(dk, kv), _shared(dv, kv)
+    return attention_gradient(*saved, *given, causal=causal, scale=scale)
 
 
 _attention.defvjp(_forward, _backward)
+
+
+def attention_gradient(
+    q: Array, k: Array, v: Array, out: Array, lse: Array, dout: Array, dlse: Array,
+    *, causal: bool, scale: float | None = None,
+) -> Saved:  # fmt: skip
+    """(dq, dk, dv) of `attention` from its results and their cotangents.
+
+    `out` and `lse` may be those of more keys than `k`: then it is the part of dq that is due to `k`
+    and `v`, and their whole gradients from these queries (ring attention).
+    """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    compute = jax.lax.composite(_whole_gradient, GRADIENT)
+    dq, dk, dv = compute(q, k, v, out, lse, dout, dlse, causal=causal, scale=scale)
+    kv = k.shape[2]
+    return dq, _shared(dk, kv), _shared(dv, kv)
 
 
 def _shared(gradient: Array, kv: int) -> Array:

@@ -125,25 +125,22 @@ def lower_local(function: Callable, types: Sequence[TensorType], name: str = "")
     return module_from_bytecode(jax_mlir.make_ir_context(), text.getvalue(), name, 1)
 
 
-def prune(closed: Any, wanted: Sequence[bool], drop: bool) -> tuple[Callable, tuple[int, ...]]:
-    """A traced function with only the `wanted` results, and which arguments it takes.
-
-    Without `drop` it takes them all; else only those that the results depend on.
-    """
-    jaxpr, used = partial_eval.dce_jaxpr(closed.jaxpr, list(wanted), instantiate=not drop)
+def prune(closed: Any, wanted: Sequence[bool]) -> tuple[Callable, tuple[int, ...]]:
+    """A traced function with only the `wanted` results, and which arguments those depend on."""
+    jaxpr, used = partial_eval.dce_jaxpr(closed.jaxpr, list(wanted))
     function = jax_core.jaxpr_as_fun(jax_core.ClosedJaxpr(jaxpr, closed.consts))
     return function, tuple(i for i, kept in enumerate(used) if kept)
 
 
-def sources(closed: Any, skip: int) -> list[int]:
-    """Where each result after the first `skip` comes from: an argument's index, or -1 - a result's.
+def sources(closed: Any) -> list[int]:
+    """Where each result of a traced function comes from: an argument's index, or -1 - a result's.
 
     The result is the first one that is the same array.
     """
     arguments = {v: i for i, v in enumerate(closed.jaxpr.invars)}
     found: list[int] = []
     first: dict[Any, int] = {}
-    for place, var in enumerate(closed.jaxpr.outvars[skip:], skip):
+    for place, var in enumerate(closed.jaxpr.outvars):
         if isinstance(var, jax_core.Var) and var in arguments:
             found.append(arguments[var])
         else:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from .layers import Unit
 from .program import Exchange, Free, Layers, Ref, Run, Step, Value
-from .tape import cotangent
+from .tape import again, cotangent
 
 BOUNDARY = "x"
 """Hidden states between layers: x of layer l is its input; of the layer after a stage's last one
@@ -74,8 +74,7 @@ def _again(forward: Sequence[Step], wanted: set[str]) -> list[Step]:
     kept: list[Step] = []
     for step in reversed(forward):
         if wanted & {ref.name for ref in _writes(step)}:
-            assert isinstance(step, Run | Exchange)
-            kept.append(replace(step, again=True))
+            kept += again([step])
             wanted = wanted | {ref.name for ref in _reads(step)}
     return kept[::-1]
 

@@ -1,16 +1,15 @@
 """From a plan to the program of its step: what every stage runs, task by task."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 import jax.numpy as jnp
 
 from trnsim.device.ops.ir import TensorType
 
-from . import states
 from .bodies import BOUNDARY, LOSS, Body, Passes, at, passes
-from .layers import Unit, dense_layer, embedding, head
+from .layers import TABLE, Unit, dense_layer, embedding, head
+from .parts import Part, Pass, staggered
 from .plan import Plan
 from .program import (
     Free,
@@ -25,9 +24,8 @@ from .program import (
     TrainingProgram,
     Value,
 )
-from .schedules import Slot
 from .segment import segment
-from .states import Bucket, buckets
+from .states import buckets
 from .tape import cotangent
 
 FORWARD, BACKWARD, TIED = "forward", "backward", "tied embedding"
@@ -46,62 +44,20 @@ def build(plan: Plan) -> TrainingProgram:
     )
 
 
-@dataclass(frozen=True)
-class Part:
-    """A unit with the bodies of its passes and its buckets."""
-
-    unit: Unit
-    passes: Passes
-    buckets: tuple[Bucket, ...]
-
-    @cached_property
-    def values(self) -> list[Value]:
-        """Everything that the unit declares."""
-        return [*self.passes.values, *(v for b in self.buckets for v in states.values(b))]
-
-    @cached_property
-    def fsdp(self) -> tuple[Bucket, ...]:
-        """Buckets that are gathered before use."""
-        return tuple(bucket for bucket in self.buckets if bucket.kind == "fsdp")
-
-    def gather(self, shift: int = 0) -> list[Step]:
-        """The parameters of an FSDP unit."""
-        return [states.gather(bucket, shift) for bucket in self.fsdp]
-
-    def drop(self) -> list[Step]:
-        """The end of gathered parameters."""
-        names = [name for bucket in self.fsdp for name in bucket.names]
-        return [Free(tuple(map(Ref, names)))] if names else []
-
-    def reduce(self, *, last: bool, shift: int = 0) -> list[Step]:
-        """Exchange gradients: of FSDP in every microbatch, others with the last one."""
-        found: list[Step] = []
-        for bucket in self.buckets:
-            if last or bucket.kind == "fsdp":
-                found += states.reduce(bucket, shift)
-            if bucket.kind == "fsdp":
-                found.append(Free(tuple(Ref(name, shift) for name in bucket.gradients)))
-        return found
-
-    def clear(self) -> list[Step]:
-        """Gradients to zero."""
-        return [states.clear(bucket) for bucket in self.buckets]
-
-    def update(self) -> list[Step]:
-        """The optimizer."""
-        return [step for bucket in self.buckets for step in states.update(bucket)]
-
-
 class _Parts:
-    """The units of a plan, which stages share."""
+    """The parts of a plan's model, which stages share."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         first = embedding(plan)
         self.embedding = self.part(first)
-        self.table = next(p for p in first.parameters if p.name == "embedding.table")
-        self.layer = self.part(dense_layer(plan))
-        self.head = self.part(head(plan, self.table))
+        self.table = next(p for p in first.parameters if p.name == TABLE)
+        layer = dense_layer(plan)
+        self.types = layer.tape.types
+        self.layer = self.part(layer)
+        tied = [b for b in self.embedding.buckets if self.table in b.parameters]
+        self.tied = tuple(tied) if plan.model.tied else ()
+        self.head = replace(self.part(head(plan, self.table)), borrowed=self.tied)
 
     def part(self, unit: Unit) -> Part:
         plan = self.plan
@@ -111,41 +67,42 @@ class _Parts:
             split=plan.schedule.splits_backward,
             full=plan.recompute == "full" and unit.layered,
         )
-        return Part(unit, made, buckets(plan, unit))
+        return Part(unit.name, made, buckets(plan, unit))
 
     def kinds(self, layers: range) -> list[tuple[range, Part]]:
         """Consecutive layers of one kind."""
-        return [(layers, self.layer)]
+        return [(layers, self.layer)] if layers else []
 
 
-@dataclass
 class _Stage:
     """Writes the program of one stage."""
 
-    plan: Plan
-    parts: _Parts
-    stage: int
-    bodies: dict[tuple, Body] = field(default_factory=dict)
+    def __init__(self, plan: Plan, parts: _Parts, stage: int) -> None:
+        self.plan, self.parts, self.stage = plan, parts, stage
+        self.layers = plan.stage_layers[stage]
+        self.split = plan.schedule.splits_backward
+        self.slots = plan.schedule.slots(plan.pp, stage, plan.microbatches)
+        self.bodies: dict[tuple, Body] = {}
+        last = "weights" if self.split else "backward"
+        self.final = {s.chunk: s for s in self.slots if s.kind == last}
+        chunks = range(len(self.layers))
+        self.starts = any(map(self.first_part, chunks))
+        self.ends = any(map(self.last_part, chunks))
 
     def program(self) -> StageProgram:
-        plan = self.plan
-        slots = plan.schedule.slots(plan.pp, self.stage, plan.microbatches)
-        tasks = [Task("gradients", tuple(self.outside("clear")))]
-        tasks += [
-            Task(s.kind, self.body(s, self.last(s, slots)), s.microbatch, s.chunk) for s in slots
-        ]
-        tasks.append(Task("optimizer", tuple(self.outside("update"))))
+        tasks = [Task("gradients", tuple(self.outside(Part.clear)))]
+        for slot in self.slots:
+            body = self.body(slot.kind, slot.chunk, slot == self.final[slot.chunk])
+            tasks.append(Task(slot.kind, body, slot.microbatch, slot.chunk))
+        if self.shares_table:
+            tasks.append(Task("gradients", tuple(self.exchange_table())))
+        tasks.append(Task("optimizer", tuple(self.outside(Part.update))))
         return StageProgram(self.stage, self.layers, tuple(tasks), self.values())
 
     @property
-    def layers(self) -> tuple[range, ...]:
-        return self.plan.stage_layers[self.stage]
-
-    def last(self, slot: Slot, slots: Sequence[Slot]) -> bool:
-        """Whether the gradients of the chunk are complete after this pass."""
-        final = "weights" if self.plan.schedule.splits_backward else "backward"
-        same = [s for s in slots if s.kind == final and s.chunk == slot.chunk]
-        return slot == same[-1]
+    def shares_table(self) -> bool:
+        """Whether the first and the last stage have a copy of the tied embedding each."""
+        return bool(self.parts.tied) and self.starts != self.ends
 
     def first_part(self, chunk: int) -> bool:
         """Whether the chunk starts with the embedding."""
@@ -155,126 +112,182 @@ class _Stage:
         """Whether the chunk ends with the loss."""
         return self.plan.schedule.after(self.plan.pp, self.stage, chunk) is None
 
-    def body(self, slot: Slot, last: bool) -> Body:
+    def body(self, kind: str, chunk: int, last: bool) -> Body:
         """The body of a pass; the same object for all microbatches that do the same."""
-        key = (slot.kind, slot.chunk, last)
+        key = (kind, chunk, last)
         if key not in self.bodies:
-            make = {"forward": self.forward, "backward": self.backward, "weights": self.weights}
-            self.bodies[key] = tuple(make[slot.kind](slot.chunk, last))
+            match kind:
+                case "forward":
+                    found = self.forward(chunk)
+                case "backward":
+                    found = self.backward(chunk, last)
+                case _:
+                    found = self.weights(chunk, last)
+            self.bodies[key] = tuple(found)
         return self.bodies[key]
 
-    def forward(self, chunk: int, last: bool) -> Iterator[Step]:
+    def forward(self, chunk: int) -> Iterator[Step]:
         layers, parts = self.layers[chunk], self.parts
+        inner = [
+            loop for kind, part in parts.kinds(layers) for loop in self.loops(kind, part, "forward")
+        ]
+        yield from inner[:1]
         if self.first_part(chunk):
-            first = parts.embedding
-            yield at(layers.start, *first.gather(), *first.passes.forward, *first.drop())
+            yield at(layers.start, *parts.embedding.around("forward"))
         else:
             yield at(layers.start, self.receive(chunk, BOUNDARY, FORWARD))
-        for kind, part in parts.kinds(layers):
-            yield from self.loop(kind, part, part.passes.forward, 1)
+        yield from inner[1:]
         if self.last_part(chunk):
-            end = parts.head
-            yield at(layers.stop, *end.gather(), *end.passes.forward, *end.drop())
+            yield at(layers.stop, *parts.head.around("forward"))
         else:
-            x = Ref(BOUNDARY)
-            yield at(layers.stop, self.send(chunk, BOUNDARY, FORWARD), Free((x,)))
+            sent = self.send(chunk, BOUNDARY, FORWARD)
+            yield at(layers.stop, sent, Free((Ref(BOUNDARY),)))
 
     def backward(self, chunk: int, last: bool) -> Iterator[Step]:
         layers, parts, x = self.layers[chunk], self.parts, cotangent(BOUNDARY)
-        split = self.plan.schedule.splits_backward
+        after = None if self.split else last
+        inner = [
+            loop
+            for kind, part in reversed(parts.kinds(layers))
+            for loop in self.loops(kind[::-1], part, "backward", after)
+        ]
+        yield from inner[:1]
         if self.last_part(chunk):
-            end = parts.head
             seed = Run(segment(_one, ()), (), (Ref(cotangent(LOSS)),))
-            steps = (*end.gather(), seed, *end.passes.backward, *end.drop())
-            yield at(layers.stop, *steps, *([] if split else end.reduce(last=last)))
+            yield at(layers.stop, seed, *parts.head.around("backward"))
+            yield from self.reduced(layers.stop, parts.head, after)
         else:
             yield at(layers.stop, self.receive(chunk, x, BACKWARD))
-        for kind, part in reversed(parts.kinds(layers)):
-            yield from self.loop(kind, part, part.passes.backward, -1, None if split else last)
+        yield from inner[1:]
         if self.first_part(chunk):
-            first = parts.embedding
-            steps = first.passes.backward
-            end = [] if split else [Free((Ref(x),)), *first.reduce(last=last)]
-            yield at(layers.start, *steps, *end)
+            yield at(layers.start, *parts.embedding.around("backward"))
+            if not self.split:
+                yield at(layers.start, Free((Ref(x),)))
+            yield from self.reduced(layers.start, parts.embedding, after)
         else:
             yield at(layers.start, self.send(chunk, x, BACKWARD), Free((Ref(x),)))
 
     def weights(self, chunk: int, last: bool) -> Iterator[Step]:
         layers, parts = self.layers[chunk], self.parts
+        inner = [
+            loop
+            for kind, part in reversed(parts.kinds(layers))
+            for loop in self.loops(kind[::-1], part, "weights", last)
+        ]
+        yield from inner[:1]
         if self.last_part(chunk):
-            end = parts.head
-            yield at(layers.stop, *end.passes.weights, *end.reduce(last=last))
-        for kind, part in reversed(parts.kinds(layers)):
-            yield from self.loop(kind, part, part.passes.weights, -1, last)
+            yield at(layers.stop, *parts.head.around("weights"))
+            yield from self.reduced(layers.stop, parts.head, last)
+        yield from inner[1:]
         if self.first_part(chunk):
-            first = parts.embedding
-            yield at(layers.start, *first.passes.weights, *first.reduce(last=last))
+            yield at(layers.start, *parts.embedding.around("weights"))
+            yield from self.reduced(layers.start, parts.embedding, last)
 
-    def loop(
-        self, layers: range, part: Part, body: Body, step: int, last: bool | None = None
-    ) -> Iterator[Step]:
-        """The loop over layers of one kind, upwards or downwards.
+    def loops(self, order: range, part: Part, which: Pass, last: bool | None = None) -> list[Step]:
+        """The loop over layers of one kind: first what comes before it.
 
         `last`: exchange gradients as in the last microbatch or another; None: leave them.
         """
-        order = layers if step > 0 else layers[::-1]
-        found = [*part.gather(), *body, *part.drop()]
-        if last is not None:
-            found += part.reduce(last=last)
-        if order:
-            yield Layers(order, tuple(found))
+        ahead = self.plan.early_all_gather
+        behind = self.plan.late_reduce_scatter
+        return staggered(order, part, which, last, ahead=ahead, behind=behind)
+
+    def reduced(self, layer: int, part: Part, last: bool | None) -> Iterator[Step]:
+        """The exchange of gradients of a part outside of the layers."""
+        if last is None:
+            return
+        keep = self.parts.tied if self.shares_table else ()
+        steps = [*part.scatter(), *part.collect(), *(part.reduce(without=keep) if last else ())]
+        if part is self.parts.head and self.shares_table:
+            steps += [*self.copy.scatter(), *self.copy.collect()]
+        if steps:
+            yield at(layer, *steps)
+
+    @property
+    def copy(self) -> Part:
+        """The embedding that the last stage has for the loss."""
+        nothing = Passes((), (), (), ())
+        return Part("embedding", nothing, self.parts.tied)
+
+    def exchange_table(self) -> Iterator[Step]:
+        """Both copies of the tied embedding get the sum of their gradients."""
+        (bucket,) = self.parts.tied
+        name = f"{bucket.name}.gradient" if bucket.kind == "fsdp" else bucket.gradients[0]
+        other, mine = Ref(f"{name}.other"), Ref(name)
+        stage = self.plan.pp - 1 if self.starts else 0
+        kind = self.values()[name].type
+        yield Send(mine, stage, TIED)
+        yield Receive(other, stage, TIED)
+        order = (mine, other) if self.starts else (other, mine)
+        yield Run(segment(_sum, (kind, kind)), order, (mine,))
+        yield Free((other,))
+        yield from self.copy.reduce()
 
     def send(self, chunk: int, name: str, channel: str) -> Send:
-        schedule, pp = self.plan.schedule, self.plan.pp
-        other = schedule.after if channel == FORWARD else schedule.before
-        stage, there = other(pp, self.stage, chunk) or (0, 0)
-        return Send(Ref(name), stage, f"{channel} {max(chunk, there)}")
+        stage, hop = self.peer(chunk, channel, forward=channel == FORWARD)
+        return Send(Ref(name), stage, hop)
 
     def receive(self, chunk: int, name: str, channel: str) -> Receive:
-        schedule, pp = self.plan.schedule, self.plan.pp
-        other = schedule.before if channel == FORWARD else schedule.after
-        stage, there = other(pp, self.stage, chunk) or (0, 0)
-        return Receive(Ref(name), stage, f"{channel} {max(chunk, there)}")
+        stage, hop = self.peer(chunk, channel, forward=channel == BACKWARD)
+        return Receive(Ref(name), stage, hop)
 
-    def outside(self, what: str) -> Iterator[Step]:
+    def peer(self, chunk: int, channel: str, *, forward: bool) -> tuple[int, str]:
+        """The neighbouring stage, and the channel between its chunk and this one."""
+        schedule = self.plan.schedule
+        neighbour = (schedule.after if forward else schedule.before)(
+            self.plan.pp, self.stage, chunk
+        )
+        assert neighbour is not None
+        return neighbour[0], f"{channel} {max(chunk, neighbour[1])}"
+
+    def outside(self, what: Callable[[Part], list[Step]]) -> Iterator[Step]:
         """What every part of the stage does once per step: `clear` or `update`."""
         for chunk, layers in enumerate(self.layers):
             if self.first_part(chunk):
-                yield at(layers.start, *getattr(self.parts.embedding, what)())
+                yield at(layers.start, *what(self.parts.embedding))
             for kind, part in self.parts.kinds(layers):
-                yield Layers(kind, tuple(getattr(part, what)()))
+                yield Layers(kind, tuple(what(part)))
             if self.last_part(chunk):
-                yield at(layers.stop, *getattr(self.parts.head, what)())
+                yield at(layers.stop, *what(self.parts.head))
+                if self.shares_table:
+                    yield at(layers.stop, *what(self.copy))
 
     def values(self) -> dict[str, Value]:
         """Every value that the stage's steps refer to."""
-        parts = [self.parts.layer]
-        chunks = range(len(self.layers))
-        parts += [self.parts.embedding] * any(map(self.first_part, chunks))
-        parts += [self.parts.head] * any(map(self.last_part, chunks))
-        found = {v.name: v for v in _common(self.plan, self.parts.layer.unit)}
+        parts = [part for layers in self.layers for _, part in self.parts.kinds(layers)]
+        parts += [self.parts.embedding] * self.starts
+        parts += [self.parts.head] * self.ends
+        parts += [self.copy] * (self.ends and self.shares_table)
+        found = {v.name: v for v in _common(self.plan, self.parts.types)}
         for part in parts:
             found |= {value.name: value for value in part.values}
+        if self.shares_table:
+            (bucket,) = self.parts.tied
+            name = f"{bucket.name}.gradient" if bucket.kind == "fsdp" else bucket.gradients[0]
+            found[f"{name}.other"] = Value(f"{name}.other", found[name].type, "buffer")
         return found
 
 
-def _common(plan: Plan, layer: Unit) -> Iterator[Value]:
+def _common(plan: Plan, types: Mapping[str, TensorType]) -> Iterator[Value]:
     """Inputs of the step, and the hidden states between layers."""
-    kinds = layer.tape.types
     for name in ("tokens", "labels", "samples"):
-        yield Value(name, kinds[name], "batch", micro=True)
+        yield Value(name, types[name], "batch", micro=True)
     for name in ("positions", "shard_positions"):
-        yield Value(name, kinds[name], "batch")
-    yield Value("layer", kinds["layer"], "coordinate", layered=True)
-    yield Value("tp.index", kinds["tp.index"], "coordinate")
+        yield Value(name, types[name], "batch")
+    yield Value("layer", types["layer"], "coordinate", layered=True)
+    yield Value("tp.index", types["tp.index"], "coordinate")
     yield Value("step", TensorType((), "i32"), "coordinate")
-    yield Value(BOUNDARY, kinds[BOUNDARY], "activation", layered=True, micro=True)
     yield Value(LOSS, TensorType((), "f32"), "activation", micro=True)
     yield Value(cotangent(LOSS), TensorType((), "f32"), "buffer")
+    yield Value(BOUNDARY, types[BOUNDARY], "activation", layered=True, micro=True)
     late = plan.schedule.splits_backward
-    kind = kinds[BOUNDARY]
-    yield Value(cotangent(BOUNDARY), kind, "activation" if late else "buffer", late, late)
+    role = "activation" if late else "buffer"
+    yield Value(cotangent(BOUNDARY), types[BOUNDARY], role, late, late)
 
 
 def _one() -> jnp.ndarray:
     return jnp.ones((), jnp.float32)
+
+
+def _sum(one: jnp.ndarray, other: jnp.ndarray) -> jnp.ndarray:
+    return one + other

@@ -219,4 +219,3 @@ def _classes(program: TrainingProgram, prices: Prices, paces: Paces) -> Classes:
 
 def _transfers(stage: StageProgram) -> list[Exchange | Send]:
     return [step for step in stage.walk() if isinstance(step, Exchange | Send)]
-

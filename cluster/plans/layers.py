@@ -15,10 +15,12 @@ from trnsim.device.ops.ir import TensorType
 from . import pieces
 from .plan import Plan
 from .program import Split
+from .ring_attention import record_ring
 from .tape import Gradient, Tape
 
 TENSOR = "tensor parallel"
 LOSS = "loss"
+TABLE = "embedding.table"
 SEQUENCE = 1  # dimension of the sequence in [b, s, d]
 
 Start = Literal["normal", "ones", "zeros"]
@@ -68,8 +70,7 @@ class Recorder:
 
     def __post_init__(self) -> None:
         plan = self.plan
-        names = frozenset({pieces.PROBABILITIES}) if plan.recompute == "none" else frozenset()
-        self.tape = Tape(dict(plan.mesh.axes), names)
+        self.tape = Tape(dict(plan.mesh.axes))
         batch, seq = plan.microbatch, plan.local_seq
         integers = {
             "tokens": (batch, seq),
@@ -175,6 +176,8 @@ def embedding(plan: Plan) -> Unit:
     r = Recorder(plan, "embedding")
     model = plan.model
     table = r.parameter("table", plan.vocab // plan.tp, model.hidden, cut=0)
+    if model.tied and plan.pp == 1:  # the loss has set its part of the gradient
+        r.use(r.parameters[0], sums=True)
     partial = r.tape.run(pieces.embed, [table, "tokens", "tp.index"], ["embedding.partial"])
     x = r.scatter(partial, "tokens")
     if model.positions == "learned":
@@ -236,10 +239,23 @@ def attention(r: Recorder, x: str) -> str:
 
 
 def attend(r: Recorder, qkv: Sequence[str]) -> str:
-    """The attention core over a whole sequence."""
-    model = r.plan.model
-    function = pieces.attention(model.causal, model.window)
-    return r.tape.run(function, qkv, [f"{r.name}.attention.context"])
+    """The attention core. Selective recomputation does it again in the backward pass."""
+    plan, causal = r.plan, r.plan.model.causal
+    again = plan.recompute == "selective"
+    context = f"{r.name}.attention.context"
+    if plan.cp > 1:
+        return record_ring(r.tape, *qkv, context, causal=causal, again=again)
+    made = (context, f"{context}.lse")
+    there = r.tape.part(*qkv)
+    there.run(pieces.attention(causal), qkv, made)
+
+    def back(given: Sequence[str], targets: Sequence[str]) -> Tape:
+        reads = [*qkv, *made, given[0]]
+        tape = r.tape.part(*reads)
+        tape.run(pieces.attention_backward(causal), reads, targets)
+        return tape
+
+    return r.tape.compose(qkv, made, there, back, again=again)
 
 
 def feed_forward(r: Recorder, x: str) -> str:
@@ -275,8 +291,9 @@ def head(plan: Plan, table: Parameter) -> Unit:
     function = pieces.biased_logits if model.post_norm else pieces.logits
     r.tape.run(function, reads, ["head.logits", "head.largest"])
     r.tape.all_reduce("head.largest", "head.maximum", ["tp"], LOSS, "maximum")
+    filled = model.vocab if plan.vocab > model.vocab else 0
     r.tape.run(
-        pieces.exponentials,
+        pieces.exponentials(filled),
         ["head.logits", "head.maximum", "labels", "tp.index"],
         ["head.partial"],
     )

@@ -2,8 +2,8 @@
 
 Shapes: b sequences of a microbatch, s positions (t of keys), d hidden, n heads and m key-value
 heads of the rank, h head width, f feed-forward width of the rank, v vocabulary of the rank.
-Statistics, softmax and the loss are computed in f32. Each factory gives the same function for equal arguments,
-so that its segments are lowered and compiled once.
+Statistics, softmax and the loss are computed in f32. Each factory gives the same function for equal
+arguments, so that its segments are lowered and compiled once.
 """
 
 from collections.abc import Callable
@@ -12,13 +12,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
+
+from ..frontends import attention as fused
 
 Array = jax.Array
-PROBABILITIES = "attention probabilities"
-"""The named array that selective recomputation does not save: b·n·s·t (arXiv:2205.05198)."""
-
-MASKED = -1e30
 
 
 @cache
@@ -120,30 +117,26 @@ def rotate(x: Array, places: Array, theta: float, rotated: int) -> Array:
 
 
 @cache
-def attention(causal: bool, window: int) -> Callable[..., Array]:
-    """softmax(q kᵀ / sqrt(h)) v: q [b, s, n, h], k and v [b, t, m, h] -> [b, s, n, h].
+def attention(causal: bool) -> Callable[..., Any]:
+    """softmax(q k^T / sqrt(h)) v as [b, s, n, h], and its log-sum-exp f32 [b, n, s]."""
 
-    A causal query sees keys up to its own place, and of those the last `window` (0: all).
-    """
-
-    def attention(q: Array, k: Array, v: Array) -> Array:
-        b, s, n, h = q.shape
-        grouped = q.reshape(b, s, k.shape[2], n // k.shape[2], h)
-        scores = jnp.einsum("bsmgh,btmh->bmgst", grouped, k).astype(jnp.float32) * h**-0.5
-        if causal:
-            scores = jnp.where(visible(s, k.shape[1], window), scores, MASKED)
-        p = checkpoint_name(jax.nn.softmax(scores, -1).astype(q.dtype), PROBABILITIES)
-        return jnp.einsum("bmgst,btmh->bsmgh", p, v).reshape(b, s, n, h)
+    def attention(q: Array, k: Array, v: Array) -> Any:
+        return fused.attention(q, k, v, causal=causal)
 
     return attention
 
 
-def visible(s: int, t: int, window: int) -> Array:
-    """bool [s, t]: whether a query sees a key."""
-    row = jax.lax.broadcasted_iota(jnp.int32, (s, t), 0)
-    column = jax.lax.broadcasted_iota(jnp.int32, (s, t), 1)
-    seen = row >= column
-    return seen & (row - column < window) if window else seen
+@cache
+def attention_backward(causal: bool) -> Callable[..., Any]:
+    """dq, dk, dv from q, k, v, the results of `attention` and the cotangent of the first."""
+
+    def attention_backward(
+        q: Array, k: Array, v: Array, out: Array, lse: Array, dout: Array
+    ) -> Any:
+        zero = jnp.zeros_like(lse)
+        return fused.attention_gradient(q, k, v, out, lse, dout, zero, causal=causal)
+
+    return attention_backward
 
 
 def project(context: Array, weight: Array) -> Array:
@@ -223,13 +216,23 @@ def biased_logits(x: Array, weight: Array, bias: Array) -> tuple[Array, Array]:
     return made, jax.lax.stop_gradient(jnp.max(made, -1).astype(jnp.float32))
 
 
-def exponentials(made: Array, largest: Array, labels: Array, index: Array) -> Array:
-    """f32 [2, b, s] of this rank's vocabulary: sum of exponentials, and the label's logit."""
-    wide = made.astype(jnp.float32) - jax.lax.stop_gradient(largest)[..., None]
-    here = labels - index * made.shape[-1]
-    token = jax.lax.broadcasted_iota(jnp.int32, made.shape, made.ndim - 1)
-    chosen = jnp.where(token == here[..., None], wide, 0)
-    return jnp.stack([jnp.sum(jnp.exp(wide), -1), jnp.sum(chosen, -1)])
+@cache
+def exponentials(vocab: int) -> Callable[..., Array]:
+    """f32 [2, b, s] of this rank's vocabulary: sum of exponentials, and the label's logit.
+
+    vocab: how many tokens there are, of rows that fill up the last rank's part; 0: no such rows.
+    """
+
+    def exponentials(made: Array, largest: Array, labels: Array, index: Array) -> Array:
+        wide = made.astype(jnp.float32) - jax.lax.stop_gradient(largest)[..., None]
+        token = jax.lax.broadcasted_iota(jnp.int32, made.shape, made.ndim - 1)
+        token = token + index * made.shape[-1]
+        each = jnp.exp(wide)
+        each = jnp.where(token < vocab, each, 0) if vocab else each
+        chosen = jnp.where(token == labels[..., None], wide, 0)
+        return jnp.stack([jnp.sum(each, -1), jnp.sum(chosen, -1)])
+
+    return exponentials
 
 
 @cache

@@ -116,11 +116,8 @@ def _refined(of: Array, value: Array) -> Array:
 
 def _met(of: Array, groups: Array) -> Array:
     """Classes told apart by the row of classes of their group."""
-    kind = np.zeros(len(groups), np.int64)
-    for column in of[groups].T:
-        kind = _refined(kind, column)
-        if int(kind.max()) + 1 == len(groups):
-            break
+    kinds: dict[bytes, int] = {}
+    kind = np.array([kinds.setdefault(row.tobytes(), len(kinds)) for row in of[groups]], np.int64)
     found = np.empty(of.shape, np.int64)
     found[groups] = kind[:, None]
     return _refined(of, found)

@@ -1,9 +1,10 @@
 """What the steps of a training program cost on a machine: segments, exchanges, sends.
 
 Exchanges and sends are priced on the real placement, all groups of all stages that do the same at
-once. Groups that fill equal sets of equal nodes, with no link between the sets that could be
-shared, are priced on one set: the fabric between nodes is one switch that does not block. Sends of
-different pairs of stages are taken not to share links.
+once. Groups that fill equal sets of equal nodes are priced on one set, and groups that do the same
+on every node on two nodes (`collectives.twins`): the fabric between nodes is one switch that does
+not block. Both are exact, and neither is done where links have failed or are slow. Buffers are
+padded to equal chunks. Sends of different pairs of stages are taken not to share links.
 
 Prices leave out when ranks arrive; `clocks` adds that.
 """
@@ -15,9 +16,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trnsim.collectives.price import Pricer
+from trnsim.collectives import choose
+from trnsim.collectives.price import Priced, Pricer
 from trnsim.collectives.resources import resources_of
-from trnsim.collectives.schedule import POINT_TO_POINT, Collective
+from trnsim.collectives.schedule import POINT_TO_POINT, Collective, Schedule
+from trnsim.collectives.twins import twins
 from trnsim.device.errors import BadInput
 from trnsim.device.ops.ir import Operation, TensorType
 from trnsim.device.units import PS_PER_S
@@ -28,6 +31,7 @@ from ..collective import Site, site_of
 from ..conditions import with_failures, with_rates
 from ..instances import Instance
 from ..machine import Machine
+from .folds import Fold, folded, unfolded
 from .places import Array, Places
 from .program import Exchange, Run, StageProgram, TrainingProgram
 from .segment import Segment
@@ -89,7 +93,7 @@ class ExchangePrice:
         return f"{self.span} neighbours on {axes}" if self.span else axes
 
     def name(self, label: str) -> str:
-        """`gradients: reduce_scatter of 1048576 B over dp`: equal for exchanges that do the same."""
+        """`gradients: all_reduce of 1024 B over dp`: equal for exchanges that do the same."""
         return f"{label}: {self.collective.kind} of {self.collective.nbytes} B over {self.group}"
 
 
@@ -139,13 +143,14 @@ class Prices:
         self._exchanges: dict[tuple, ExchangePrice] = {}
         self._priced: dict[tuple, _Priced] = {}
         self._sends: dict[tuple, SendPrice] = {}
+        self._folds: dict[tuple, Fold] = {}
 
     def run(self, segment: Segment) -> RunPrice:
         """A segment on one rank of this machine."""
         return _run_price(segment, self.machine)
 
     def compile(self, stage: StageProgram) -> None:
-        """Compiles the segments of a stage; `run` does it otherwise, when a segment is first met."""
+        """Compiles the segments of a stage; otherwise `run` does it when it meets one."""
         for step in stage.walk():
             if isinstance(step, Run):
                 self.run(step.segment)
@@ -188,7 +193,7 @@ class Prices:
         if key not in self._sends:
             table = self.places.ranks[[source, target]].T
             pair = Collective("permute", 2, counts=kind.size, dtype=kind.dtype, pairs=((0, 1),))
-            ends = self._price_table(pair, self.slots[table]).ends
+            ends = self._price_in(pair, table, ("send", source, target)).ends
             self._sends[key] = SendPrice(_short(ends[:, 0]), _short(ends[:, 1]), kind.nbytes)
         return self._sends[key]
 
@@ -198,19 +203,21 @@ class Prices:
         key = (collective, stages, name)
         if key not in self._priced:
             ranks = self.places.ranks[list(stages)][:, groups]
-            table = self.slots[ranks].reshape(-1, collective.ranks)
-            self._priced[key] = self._price_table(collective, table)
+            self._priced[key] = self._price_in(collective, ranks, (stages, name))
         return self._priced[key]
 
-    def _price_table(self, collective: Collective, table: Array) -> _Priced:
+    def _price_in(self, collective: Collective, ranks: Array, name: tuple) -> _Priced:
+        """A collective in groups of ranks, which are always the same for a name."""
         where, changed = self.machine.placement, (self.failed, self.degraded)
-        fold = Fold(where.nodes, table, np.arange(len(table)))
-        if not any(changed):
-            fold = folded(table, where.instance.logical_cores(where.lnc), where.nodes)
+        if name not in self._folds:
+            table = self.slots[ranks].reshape(-1, collective.ranks)
+            per_node = where.instance.logical_cores(where.lnc)
+            fold = unfolded(table, where.nodes) if any(changed) else None
+            self._folds[name] = fold or folded(table, per_node, where.nodes)
+        fold = self._folds[name]
         ground = _Ground(where.instance, fold.nodes, where.lnc, *changed)
-        rows = (fold.rows.shape, fold.rows.tobytes())
-        priced = _price_rows(collective, ground, rows, self.algorithm)
-        return replace(priced, ends=fold.unfolded(priced.ends))
+        priced = _price_rows(collective, ground, fold, self.algorithm)
+        return replace(priced, ends=fold.expand(priced.ends))
 
 
 def types_of(stage: StageProgram, step: Exchange) -> tuple[TensorType, TensorType]:
@@ -263,56 +270,6 @@ def _partners(collective: Collective, groups: Array) -> Array | None:
     return partners
 
 
-@dataclass(frozen=True, eq=False)
-class Fold:
-    """A table of cores as equal sets of nodes: `rows` of one set, on nodes 0..nodes-1.
-
-    order: the rows of the table, set by set.
-    """
-
-    nodes: int
-    rows: Array
-    order: Array
-
-    def unfolded(self, ends: Array) -> Array:
-        """int64[table rows, members] from the ends of one set."""
-        whole = np.empty((len(self.order), ends.shape[1]), np.int64)
-        whole[self.order] = np.tile(ends, (len(self.order) // len(ends), 1))
-        return whole
-
-
-def folded(table: Array, per_node: int, nodes: int) -> Fold:
-    """The table of logical cores, int64[rows, members], on one of its sets if all are equal.
-
-    Nodes that share a row are of one set. Sets are equal if they have the same rows, nodes and rows
-    taken in order.
-    """
-    node, core = np.divmod(table, per_node)
-    label = _sets(node, nodes)
-    order = np.argsort(label[node[:, 0]], kind="stable")
-    sets, rows = np.unique(label[node[:, 0]], return_counts=True)
-    members = np.flatnonzero(np.isin(label, sets))
-    members = members[np.argsort(label[members], kind="stable")]
-    size, odd = divmod(len(members), len(sets))
-    if not odd and (rows == rows[0]).all() and (label[members[::size]] == sets).all():
-        position = np.empty(nodes, np.int64)
-        position[members] = np.arange(len(members)) % size
-        local = (position[node] * per_node + core)[order].reshape(len(sets), rows[0], -1)
-        if (local == local[0]).all():
-            return Fold(size, np.ascontiguousarray(local[0]), order)
-    return Fold(nodes, table, np.arange(len(table)))
-
-
-def _sets(node: Array, nodes: int) -> Array:
-    """int64[nodes]: the least node of the set that each node is in; rows of `node` are joined."""
-    label = np.arange(nodes)
-    while True:
-        least = label[node].min(axis=1)
-        if (label[node] == least[:, None]).all():
-            return label
-        np.minimum.at(label, node, least[:, None])
-
-
 class _Ground(NamedTuple):
     """A fabric by what it is made of."""
 
@@ -321,6 +278,20 @@ class _Ground(NamedTuple):
     lnc: int
     failed: tuple[str, ...] = ()
     degraded: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def per_node(self) -> int:
+        """Logical cores of a node."""
+        return self.instance.logical_cores(self.lnc)
+
+    def places(self, cores: Array) -> tuple[Array, Array]:
+        """(logical core in the node, node) of logical cores."""
+        node, place = np.divmod(cores, self.per_node)
+        return place, node
+
+    def cores_of(self, node: Array, place: Array) -> Array:
+        """The logical cores at these places of nodes."""
+        return node * self.per_node + place
 
 
 @cache
@@ -336,24 +307,46 @@ def _site(ground: _Ground) -> Site:
 
 
 @cache
-def _price_rows(
-    collective: Collective, ground: _Ground, rows: tuple[tuple[int, ...], bytes], algorithm: str
-) -> _Priced:
-    """Price in the groups of a table; plans of a study share these."""
-    site = _site(ground)
-    shape, cores = rows
-    table = np.frombuffer(cores, np.int64).reshape(shape)
+def _price_rows(collective: Collective, ground: _Ground, fold: Fold, algorithm: str) -> _Priced:
+    """Price in the groups of a folded table; plans of a study share these."""
+    site, table = _site(ground), fold.rows
     name = cheapest.algorithm_for(algorithm, collective.kind)
 
-    def duration(plan) -> int:
-        pricer = Pricer(plan.schedule, site.fabric, table)
-        return pricer.price(collective, overheads=site.overheads).duration_ps
+    def duration(plan: choose.Plan) -> int:
+        return _priced_as(plan, collective, ground, table)[1].duration_ps
 
     plan = cheapest.plan(collective, table, site.fabric, name, duration, site.policy)
-    priced = Pricer(plan.schedule, site.fabric, table).price(collective, overheads=site.overheads)
-    demand = _demand(site, priced.load, table, priced.duration_ps)
+    ends, priced, demand = _priced_as(plan, collective, ground, table)
     choice = plan.choice
-    return _Priced(priced.end, choice.algorithm, choice.reason, demand, priced.limited_by)
+    return _Priced(ends, choice.algorithm, choice.reason, demand, priced.limited_by)
+
+
+def _priced_as(
+    plan: choose.Plan, collective: Collective, ground: _Ground, table: Array
+) -> tuple[Array, Priced, Demand]:
+    """(ends of the table's members, price, demand) by a schedule; equal nodes are two of them."""
+    schedule = plan.schedule
+    even = _even(collective, schedule)
+    places, nodes = ground.places(table)
+    small = None
+    if ground.nodes > 2 and not (ground.failed or ground.degraded):
+        small = twins(schedule, even, nodes, places)
+    like: Array | slice = slice(None)
+    if small is not None:
+        ground, like, schedule = ground._replace(nodes=2), small.like, small.schedule
+        pair = np.unique(nodes[0, small.members], return_inverse=True)[1]
+        table = ground.cores_of(pair, places[:, small.members])
+    site = _site(ground)
+    pricer = Pricer(schedule, site.fabric, table, of=collective.ranks)
+    priced = pricer.price(even, overheads=site.overheads)
+    return priced.end[:, like], priced, _demand(site, priced.load, table, priced.duration_ps)
+
+
+def _even(collective: Collective, schedule: Schedule) -> Collective:
+    """With equal chunks: buffers are padded to whole elements of every chunk."""
+    if collective.kind in POINT_TO_POINT or not isinstance(collective.counts, int):
+        return collective
+    return replace(collective, counts=-(-collective.counts // schedule.parts) * schedule.parts)
 
 
 def _demand(site: Site, load: Array, table: Array, duration: int) -> Demand:

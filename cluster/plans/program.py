@@ -11,7 +11,7 @@ are shared by all microbatches and loop bodies by all layers, so that a step of 
 microbatches is a few dozen objects.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -90,9 +90,9 @@ class Run:
 class Exchange:
     """A collective over the groups of mesh `axes`, started when its operands are ready.
 
-    `operation` is the StableHLO operator with its attributes, without replica groups. Several
-    `reads` count as one contiguous flat array (a gradient bucket), padded to a multiple of the
-    group; several `writes` are cut from the flat result. Readers of the result wait for it.
+    `operation` is the StableHLO operator with its attributes, without replica groups. With `flat`,
+    `reads` are one contiguous flat array (a gradient bucket), padded to a multiple of the group,
+    and `writes` are cut from the flat result. Readers of the result wait for it.
     `label` says what it is for ("gradients", "tensor parallel", ...). Pairs of a permute are
     positions in the group. With `span`, groups are of `span` neighbours on the one axis only.
     """
@@ -104,7 +104,20 @@ class Exchange:
     label: str
     stream: int = 0
     span: int = 0
+    flat: bool = False
     again: bool = False
+
+    def types(self, values: Mapping[str, Value], ranks: int) -> tuple[TensorType, TensorType]:
+        """Operand and result as the collective sees them, in a group of `ranks`."""
+        read, write = values[self.reads[0].name].type, values[self.writes[0].name].type
+        if not self.flat:
+            return read, write
+        count = sum(values[ref.name].type.size for ref in self.reads)
+        if self.operation.name == "all_gather":
+            return TensorType((count,), read.dtype), TensorType((count * ranks,), read.dtype)
+        whole = -(-count // ranks) * ranks
+        part = whole // ranks if self.operation.name == "reduce_scatter" else whole
+        return TensorType((whole,), read.dtype), TensorType((part,), read.dtype)
 
     def groups(self, mesh: Mesh) -> Groups:
         """The replica groups over the whole mesh, pipeline stages included."""

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from trnsim.device.ops.ir import Operation, TensorType
 
-from .layers import Parameter, Unit, sharded
+from .layers import TABLE, Parameter, Unit, sharded
 from .plan import Plan
 from .program import Exchange, Ref, Role, Run, Share, Step, Value
 from .segment import segment
@@ -74,14 +74,15 @@ class Bucket:
 
 def buckets(plan: Plan, unit: Unit) -> tuple[Bucket, ...]:
     """The buckets of a unit, in the order of its parameters."""
-    groups: dict[tuple[str, ...], list[list[Parameter]]] = {}
+    groups: dict[tuple, list[list[Parameter]]] = {}
     for parameter in unit.parameters:
-        found = groups.setdefault(parameter.axes, [[]])
+        apart = plan.model.tied and parameter.name == TABLE  # the loss has it too
+        found = groups.setdefault((parameter.axes, apart), [[]])
         size = 4 * (parameter.type.size + sum(p.type.size for p in found[-1]))
         if found[-1] and size > plan.bucket_bytes and not sharded(plan, parameter.axes):
             found.append([])
         found[-1].append(parameter)
-    flat = [(axes, part) for axes, parts in groups.items() for part in parts]
+    flat = [(axes, part) for (axes, _), parts in groups.items() for part in parts]
     return tuple(
         Bucket(
             f"{unit.name}.bucket{i}",
@@ -153,31 +154,34 @@ def gather(bucket: Bucket, shift: int = 0) -> Exchange:
     """All parameters of an FSDP bucket from the ranks' shares, `shift` layers from this one."""
     operation = Operation("all_gather", (), (), {"dimension": 0})
     share = [f"{bucket.name}.share"]
-    return Exchange(
-        operation, bucket.axes, _refs(share, shift), _refs(bucket.names, shift), PARAMETERS,
-        bucket.stream,
-    )  # fmt: skip
+    reads, writes = _refs(share, shift), _refs(bucket.names, shift)
+    return Exchange(operation, bucket.axes, reads, writes, PARAMETERS, bucket.stream, flat=True)
 
 
 def reduce(bucket: Bucket, shift: int = 0) -> Iterator[Step]:
     """Sum the gradients of a bucket over the ranks, `shift` layers from this one.
 
-    For FSDP those of one microbatch, which are then added to the rank's share.
+    For FSDP those of one microbatch: `accumulate` then adds them to the rank's share.
     """
     yield from _replicas(bucket, shift)
-    total = f"{bucket.name}.gradient"
     match bucket.kind:
         case "whole":
             if bucket.axes:
                 yield _exchange("all_reduce", bucket, bucket.gradients, bucket.gradients, shift)
         case "zero1":
+            total = f"{bucket.name}.gradient"
             yield _exchange("reduce_scatter", bucket, bucket.gradients, [total], shift)
         case "fsdp":
             part = f"{bucket.name}.part"
             yield _exchange("reduce_scatter", bucket, bucket.gradients, [part], shift)
-            types = (bucket.flat("f32"), bucket.flat(bucket.dtype))
-            reads, writes = _refs([total, part], shift), _refs([total], shift)
-            yield Run(segment(_accumulate, types), reads, writes)
+
+
+def accumulate(bucket: Bucket, shift: int) -> Run:
+    """Add a microbatch's share of the gradients."""
+    total, part = f"{bucket.name}.gradient", f"{bucket.name}.part"
+    types = (bucket.flat("f32"), bucket.flat(bucket.dtype))
+    reads, writes = _refs([total, part], shift), _refs([total], shift)
+    return Run(segment(_accumulate, types), reads, writes)
 
 
 def _replicas(bucket: Bucket, shift: int) -> Iterator[Exchange]:
@@ -186,7 +190,7 @@ def _replicas(bucket: Bucket, shift: int) -> Iterator[Exchange]:
     add = Operation("all_reduce", (), (), {"reduction": "add"})
     if partial:
         refs = _refs(partial, shift)
-        yield Exchange(add, ("tp",), refs, refs, REPLICAS, bucket.stream)
+        yield Exchange(add, ("tp",), refs, refs, REPLICAS, bucket.stream, flat=True)
     for p in bucket.parameters:
         if p.split.copies > 1:
             refs, span = _refs([p.gradient], shift), p.split.copies
@@ -209,6 +213,7 @@ def _exchange(
         _refs(writes, shift),
         GRADIENTS,
         stream,
+        flat=True,
     )
 
 
@@ -226,9 +231,8 @@ def update(bucket: Bucket) -> Iterator[Step]:
     yield _adamw(bucket, bucket.flat(bucket.dtype), f"{bucket.name}.gradient", kept, target)
     if not fsdp:
         operation = Operation("all_gather", (), (), {"dimension": 0})
-        yield Exchange(
-            operation, bucket.axes, _refs([target]), _refs(bucket.names), PARAMETERS, bucket.stream
-        )
+        reads, writes = _refs([target]), _refs(bucket.names)
+        yield Exchange(operation, bucket.axes, reads, writes, PARAMETERS, bucket.stream, flat=True)
 
 
 def _adamw(

@@ -11,20 +11,19 @@ transposes, in reverse:
     copy (a replicated array that each rank uses in its own way)  ->  all_reduce
 
 so that the backward pass of every parallelism is right by construction. What it needs of the
-forward pass is saved: arguments of pieces, and intermediate arrays that pieces name. The result of
-an all_gather is not saved, but gathered again from what it was gathered from (Korthikanti et al.,
-arXiv:2205.05198, section 4.2.2).
+forward pass is saved: arguments of pieces. The result of an all_gather is not saved, but gathered
+again from what it was gathered from (Korthikanti et al., arXiv:2205.05198, section 4.2.2).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trnsim.device.ops.ir import Operation, TensorType
 
-from .derivative import Derivative, derivative
+from .derivative import backward
 from .program import Exchange, Ref, Run, Step
-from .segment import segment
+from .segment import Segment, segment
 
 
 @dataclass(frozen=True)
@@ -49,9 +48,27 @@ class Collective:
     again: bool = False  # do it again in the backward pass instead of saving the result
 
 
+@dataclass(frozen=True, eq=False)
+class Composed:
+    """Steps with a backward pass of their own: `there` forward, and `back(given, targets)`.
+
+    `back` records how cotangents of `writes` (values `given`, "" for none) become those of `reads`
+    under the names `targets`.
+    """
+
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    there: "Tape"
+    back: "Callable[[Sequence[str], Sequence[str]], Tape]"
+    again: bool = False  # do it again in the backward pass instead of saving the results
+
+
+Node = Piece | Collective | Composed
+
+
 @dataclass(eq=False)
 class Tape:
-    """Records a forward pass; `degrees` of the mesh axes, `names` of the arrays that pieces save.
+    """Records a forward pass; `degrees` of the mesh axes.
 
     `types` has every value so far. Values are *given* (set before the tape runs: parameters,
     batches, coordinates, what another tape wrote) or made by a step. `gradients` maps a parameter
@@ -59,12 +76,11 @@ class Tape:
     """
 
     degrees: Mapping[str, int]
-    names: frozenset[str] = frozenset()
     types: dict[str, TensorType] = field(default_factory=dict)
     given: set[str] = field(default_factory=set)
     active: set[str] = field(default_factory=set)
     parameters: dict[str, "Gradient"] = field(default_factory=dict)
-    nodes: list[Piece | Collective] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
 
     # -- recording ------------------------------------------------------------------------------
 
@@ -84,11 +100,10 @@ class Tape:
     def run(self, function: Callable[..., Any], reads: Sequence[str], writes: Sequence[str]) -> str:
         """Record a piece; gives the name of its first result."""
         node = Piece(function, tuple(reads), tuple(writes))
-        results = self._forward(node)[0]
-        self.types |= dict(zip(node.writes, results, strict=True))
-        if any(name in self.active for name in node.reads):
-            self.active |= {n for n in node.writes if _differentiable(self.types[n])}
         self.nodes.append(node)
+        self.types |= dict(zip(node.writes, self.segment(node).results, strict=True))
+        if any(name in self.active for name in node.reads):
+            self.active |= {name for name in node.writes if _differentiable(self.types[name])}
         return node.writes[0]
 
     def all_gather(self, read: str, write: str, axis: str, dimension: int, label: str) -> str:
@@ -137,6 +152,29 @@ class Tape:
         there, back = _permute(pairs), _permute([(b, a) for a, b in pairs])
         return self._collective(there, back, (axis,), read, write, self.types[read], label)
 
+    def part(self, *names: str) -> "Tape":
+        """A tape for steps on these values alone, which are constants to it."""
+        made = Tape(self.degrees)
+        for name in names:
+            made.give(name, self.types[name])
+        return made
+
+    def compose(
+        self,
+        reads: Sequence[str],
+        writes: Sequence[str],
+        there: "Tape",
+        back: "Callable[[Sequence[str], Sequence[str]], Tape]",
+        *,
+        again: bool = False,
+    ) -> str:
+        """Record the steps of a `part`, with their own backward pass; gives the first result."""
+        self.nodes.append(Composed(tuple(reads), tuple(writes), there, back, again))
+        self.types |= there.types
+        if any(name in self.active for name in reads):
+            self.active.add(writes[0])
+        return writes[0]
+
     def _collective(
         self,
         there: Operation | None,
@@ -158,28 +196,20 @@ class Tape:
             self.active.add(write)
         return write
 
-    # -- what a piece is in the program ------------------------------------------------------------
+    # -- what a node is in the program -------------------------------------------------------------
 
-    def derivative_of(self, node: Piece) -> Derivative | None:
-        """The piece with its backward pass, or None where nothing is differentiated."""
-        active = tuple(
-            i
-            for i, name in enumerate(node.reads)
-            if name in self.active and _differentiable(self.types[name])
-        )
-        if not active:
-            return None
-        return derivative(node.function, self._kinds(node.reads), active, self.names)
+    def segment(self, node: Piece) -> Segment:
+        """The piece as it runs forward."""
+        return segment(node.function, self.kinds(node))
 
-    def _forward(self, node: Piece) -> tuple[tuple[TensorType, ...], tuple[TensorType, ...]]:
-        """Types of the results and of the saved arrays."""
-        found = self.derivative_of(node)
-        if found:
-            return found.results, found.saved
-        return segment(node.function, self._kinds(node.reads)).results, ()
+    def kinds(self, node: Piece) -> tuple[TensorType, ...]:
+        """Types of its arguments."""
+        return tuple(self.types[name] for name in node.reads)
 
-    def _kinds(self, names: Sequence[str]) -> tuple[TensorType, ...]:
-        return tuple(self.types[name] for name in names)
+    def differentiated(self, node: Piece) -> tuple[int, ...]:
+        """Arguments of the piece that have a cotangent."""
+        found = ((i, name) for i, name in enumerate(node.reads) if name in self.active)
+        return tuple(i for i, name in found if _differentiable(self.types[name]))
 
     def maker(self, name: str) -> Collective | None:
         """The collective that made a value, if one did."""
@@ -199,23 +229,18 @@ class Tape:
     # -- programs ----------------------------------------------------------------------------------
 
     def forward(self) -> list[Step]:
-        """The forward pass, with the saved arrays that its pieces name."""
+        """The forward pass."""
         return [step for node in self.nodes for step in self.forward_of(node)]
 
-    def forward_of(self, node: Piece | Collective) -> Iterator[Step]:
+    def forward_of(self, node: Node) -> Iterator[Step]:
+        if isinstance(node, Composed):
+            yield from node.there.forward()
+            return
         if isinstance(node, Collective):
             if node.forward:
                 yield self._exchange(node, node.forward, node.read, node.write)
             return
-        found = self.derivative_of(node)
-        if found is None:
-            part = segment(node.function, self._kinds(node.reads))
-            yield Run(part, self._refs(node.reads), _refs(node.writes))
-            return
-        for i, kind in enumerate(found.saved):
-            self.types[_saved(node, i)] = kind
-        kept = [_saved(node, i) for i in range(len(found.saved))]
-        yield Run(found.forward, self._refs(node.reads), _refs([*node.writes, *kept]))
+        yield Run(self.segment(node), self._refs(node.reads), _refs(node.writes))
 
     def _refs(self, names: Sequence[str]) -> tuple[Ref, ...]:
         return _refs([self.array(name) for name in names])
@@ -266,34 +291,31 @@ class _Backward:
         for name in results:
             tape.types[cotangent(name)] = tape.types[name]
 
-    def visit(self, node: Piece | Collective) -> None:
+    def visit(self, node: Node) -> None:
+        if isinstance(node, Composed):
+            self.composed(node)
+            return
         if isinstance(node, Collective):
             self.collective(node)
             return
-        found = self.tape.derivative_of(node)
-        there = tuple(name in self.cotangents for name in node.writes)
-        if found is None or not any(there):
+        active = self.tape.differentiated(node)
+        if not active or not any(name in self.cotangents for name in node.writes):
             return
-        weights = tuple(i for i in found.active if node.reads[i] in self.tape.parameters)
-        inputs = tuple(i for i in found.active if i not in weights)
+        weights = tuple(i for i in active if node.reads[i] in self.tape.parameters)
+        inputs = tuple(i for i in active if i not in weights)
         if self.split and inputs and weights:
-            self.run(node, found, there, weights, self.weights)
-            self.run(node, found, there, inputs, self.steps)
+            self.run(node, weights, self.weights)
+            self.run(node, inputs, self.steps)
         else:
             late = self.split and not inputs
-            self.run(node, found, there, found.active, self.weights if late else self.steps)
+            self.run(node, active, self.weights if late else self.steps)
 
-    def run(
-        self,
-        node: Piece,
-        found: Derivative,
-        there: tuple[bool, ...],
-        wanted: tuple[int, ...],
-        into: list[Step],
-    ) -> None:
+    def run(self, node: Piece, wanted: tuple[int, ...], into: list[Step]) -> None:
         """Run the piece backward for its arguments `wanted`."""
         totals = [self.total(node.reads[i]) for i in wanted]
-        made = found.backward(there, wanted, tuple(kind for _, kind in totals))
+        there = tuple(name in self.cotangents for name in node.writes)
+        sums = tuple(kind for _, kind in totals)
+        made = backward(node.function, self.tape.kinds(node), there, wanted, sums)
         reads = {
             source: self.argument(node, source, totals, into)
             for source in {*made.used, *(r for r in made.results if r[0] != "made")}
@@ -338,8 +360,6 @@ class _Backward:
             case "argument":
                 self.gather_again(node.reads[i], into)
                 return self.tape.array(node.reads[i])
-            case "saved":
-                return _saved(node, i)
             case "cotangent":
                 return self.cotangents[node.writes[i]]
         return totals[i][0]
@@ -350,7 +370,7 @@ class _Backward:
         maker = self.tape.maker(array)
         if self.again and maker and maker.again and (id(into), array) not in self.gathered:
             self.gathered.add((id(into), array))
-            into += self.tape.forward_of(maker)
+            into += again(self.tape.forward_of(maker))
 
     def collective(self, node: Collective) -> None:
         given = self.cotangents.get(node.write)
@@ -371,11 +391,42 @@ class _Backward:
             self.tape.types[name] = kind
             self.steps.append(Run(segment(_add, (kind, kind)), _refs([held, part]), _refs([name])))
 
+    def composed(self, node: Composed) -> None:
+        tape = self.tape
+        given = [self.cotangents.get(name, "") for name in node.writes]
+        if not any(given):
+            return
+        sources = [tape.same(name) for name in node.reads]
+        held = [self.cotangents.get(name) for name in sources]
+        parts = [f"{node.writes[0]}.d{i}" for i in range(len(sources))]
+        targets = [
+            part if total else cotangent(source)
+            for source, total, part in zip(sources, held, parts, strict=True)
+        ]
+        if node.again and self.again:
+            self.steps += again(node.there.forward())
+        back = node.back(given, targets)
+        tape.types |= back.types
+        self.steps += back.forward()
+        for source, total, part in zip(sources, held, targets, strict=True):
+            self.cotangents[source] = cotangent(source)
+            if total:
+                kind = tape.types[cotangent(source)] = tape.types[source]
+                run = Run(
+                    segment(_add, (kind, kind)), _refs([total, part]), _refs([cotangent(source)])
+                )
+                self.steps.append(run)
+
     def transpose(
         self, node: Collective, back: Operation, given: str, name: str, source: str
     ) -> None:
         self.tape.types[name] = self.tape.types[source]
         self.steps.append(Exchange(back, node.axes, _refs([given]), _refs([name]), node.label))
+
+
+def again(steps: Iterable[Step]) -> list[Step]:
+    """Steps of the forward pass as they are done once more in the backward pass."""
+    return [replace(s, again=True) if isinstance(s, Run | Exchange) else s for s in steps]
 
 
 def cotangent(name: str) -> str:
@@ -392,10 +443,6 @@ def resized(kind: TensorType, dimension: int, times: int, over: int = 1) -> Tens
 
 def _add(one: Any, other: Any) -> Any:
     return one + other
-
-
-def _saved(node: Piece, index: int) -> str:
-    return f"{node.writes[0]}.saved{index}"
 
 
 def _refs(names: Sequence[str]) -> tuple[Ref, ...]:
