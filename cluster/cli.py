@@ -63,6 +63,11 @@ def cli() -> None:
     help="Calibrated numbers of `trnsim calibrate` in place of the shipped ones.",
 )  # fmt: skip
 @click.option("--time-only", is_flag=True, help="No data: virtual time alone, at any scale.")
+@click.option(
+    "--lift", default="auto", show_default=True, metavar="AXIS",
+    help="With --time-only: compile for a few ranks of an axis over which only the batch is "
+    "sharded, and widen its groups. auto: dp, where there are many ranks; none: never.",
+)  # fmt: skip
 @click.option("--text", type=click.Path(), default=None, help="Same as --set text=FILE.")
 @click.option("--set", "options", multiple=True, metavar="NAME=VALUE", help="Passed to training().")
 @click.option(
