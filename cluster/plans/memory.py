@@ -8,6 +8,10 @@ its compiled kernels' temporaries and constants besides.
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+from trnsim.device.chip import Chip
 
 from ..machine import Machine
 from .program import Exchange, Free, Layers, Receive, Ref, Run, StageProgram, Step, Task
@@ -61,11 +65,32 @@ def memory(stage: StageProgram, machine: Machine) -> Memory:
     return _Walk(stage, machine).peak()
 
 
+class _Place(NamedTuple):
+    """A reference of a step, looked up: which names it stands for, and what one of them takes."""
+
+    name: str
+    shift: int | None  # None: not layered
+    chunked: bool
+    own: bool  # of the task's microbatch
+    use: str
+    nbytes: int
+
+
+class _Change(NamedTuple):
+    """What a step writes or frees, and the bytes that it needs while it runs."""
+
+    frees: bool
+    places: tuple[_Place, ...]
+    workspace: int
+
+
 class _Walk:
     """Values that are live, task by task."""
 
     def __init__(self, stage: StageProgram, machine: Machine) -> None:
         self.stage, self.machine = stage, machine
+        self.microbatches = len({task.microbatch for task in stage.tasks} - {-1})
+        self.changes: dict[int, _Change] = {}
         self.effects: dict[tuple[int, Names, Names], _Effect] = {}
         self.sizes: dict[Names, Counter[str]] = {}
         self.common: Names = frozenset(self._always())
@@ -96,34 +121,50 @@ class _Walk:
 
     def _new_effect(self, task: Task, common: set[Name], mine: set[Name]) -> _Effect:
         live = self._uses(frozenset(common)) + self._uses(frozenset(mine))
-        most = Counter(live)
+        most, total = Counter(live), live.total()
+        top = total
         for step, layer in steps_of(task.body):
-            if isinstance(step, Free):
-                for ref in self._ending(step):
-                    names = self._set(ref, common, mine)
-                    name = self._name(ref, layer, task.chunk)
-                    if name in names:
-                        names.remove(name)
-                        live[self._use(name)] -= self._nbytes(name)
-                continue
-            for ref in _written(step):
-                names = self._set(ref, common, mine)
-                name = self._name(ref, layer, task.chunk)
-                if name not in names:
+            change = self._change(step)
+            for place in change.places:
+                of_layer = None if place.shift is None or layer is None else layer + place.shift
+                name = place.name, of_layer, task.chunk if place.chunked else None
+                names = mine if place.own else common
+                if (name in names) is not change.frees:
+                    continue
+                if change.frees:
+                    names.remove(name)
+                else:
                     names.add(name)
-                    live[self._use(name)] += self._nbytes(name)
-            extra = self._workspace(step.segment) if isinstance(step, Run) else 0
-            if live.total() + extra > most.total():
+                nbytes = -place.nbytes if change.frees else place.nbytes
+                live[place.use] += nbytes
+                total += nbytes
+            if not change.frees and total + change.workspace > top:
+                top = total + change.workspace
                 most = Counter(live)
-                most["workspace"] = extra
+                most["workspace"] = change.workspace
         return _Effect(most, frozenset(common), frozenset(mine))
+
+    def _change(self, step: Step) -> _Change:
+        if id(step) not in self.changes:
+            frees = isinstance(step, Free)
+            refs = self._ending(step) if frees else _written(step)
+            extra = workspace(step.segment, self.machine) if isinstance(step, Run) else 0
+            self.changes[id(step)] = _Change(frees, tuple(map(self._place, refs)), extra)
+        return self.changes[id(step)]
+
+    def _place(self, ref: Ref) -> _Place:
+        value = self.stage.values[ref.name]
+        return _Place(
+            ref.name,
+            ref.shift if value.layered else None,
+            value.micro and not value.layered,
+            value.micro and value.role not in ALWAYS,
+            USES[value.role],
+            self._nbytes((ref.name, None, None)),
+        )
 
     def _ending(self, step: Free) -> list[Ref]:
         return [ref for ref in step.values if self.stage.values[ref.name].role not in ALWAYS]
-
-    def _set(self, ref: Ref, common: set[Name], mine: set[Name]) -> set[Name]:
-        value = self.stage.values[ref.name]
-        return mine if value.micro and value.role not in ALWAYS else common
 
     def _name(self, ref: Ref, layer: int | None, chunk: int) -> Name:
         value = self.stage.values[ref.name]
@@ -135,12 +176,8 @@ class _Walk:
 
     def _nbytes(self, name: Name) -> int:
         value = self.stage.values[name[0]]
-        count = self._microbatches if value.micro and value.role in ALWAYS else 1
+        count = self.microbatches if value.micro and value.role in ALWAYS else 1
         return value.type.nbytes * count
-
-    @property
-    def _microbatches(self) -> int:
-        return len({task.microbatch for task in self.stage.tasks} - {-1})
 
     def _uses(self, names: Names) -> Counter[str]:
         if names not in self.sizes:
@@ -149,9 +186,6 @@ class _Walk:
                 found[self._use(name)] += self._nbytes(name)
             self.sizes[names] = found
         return self.sizes[names]
-
-    def _workspace(self, segment: Segment) -> int:
-        return workspace(segment, self.machine)
 
     def _always(self) -> Iterator[Name]:
         """Values that are there throughout: those that some step uses."""
@@ -167,7 +201,12 @@ class _Walk:
 
 def workspace(segment: Segment, machine: Machine) -> int:
     """Bytes of temporaries and constants of a segment beside its arguments and results."""
-    program = segment.program(machine.chip, machine.lnc)
+    return _workspace(segment, machine.chip, machine.lnc)
+
+
+@cache
+def _workspace(segment: Segment, chip: Chip, lnc: int) -> int:
+    program = segment.program(chip, lnc)
     own = {*program.arguments, *program.results}
     held = sum(program.buffers[v].type.nbytes for v in own if v in program.buffers)
     return max(0, program.arena_bytes - held)
