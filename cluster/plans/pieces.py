@@ -240,7 +240,7 @@ def cross_entropy(tokens: int) -> Callable[..., Array]:
     """The rank's part of the mean loss over `tokens` of the whole step: f32 []."""
 
     def cross_entropy(sums: Array) -> Array:
-        return jnp.sum(jnp.log(sums[0]) - sums[1]) / tokens
+        return jnp.sum(jnp.log(sums[0]) - sums[1]) / float(tokens)  # may exceed an i32
 
     return cross_entropy
 
