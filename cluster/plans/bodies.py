@@ -3,9 +3,15 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from .layers import BOUNDARY, LOSS, Unit
+from .layers import Unit
 from .program import Exchange, Free, Layers, Ref, Run, Step, Value
 from .tape import again, cotangent
+
+BOUNDARY = "x"
+"""Hidden states between layers: x of layer l is its input; of the layer after a stage's last one
+the stage's output. Its cotangent goes the other way."""
+
+LOSS = "loss"
 
 Body = tuple[Step, ...]
 
