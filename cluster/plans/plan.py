@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from trnsim.device.errors import BadInput, Unsupported
+from trnsim.device.ops.attention import HEAD_MAX
 
 from ..instances import Instance, load_instance
 from ..lnc import check_lnc
@@ -87,6 +88,7 @@ class Plan:
         return cls(model=config, machine=machine, schedule=schedule, **fields)
 
     def __post_init__(self) -> None:
+        self._check_model()
         self._check_choices()
         self._check_axes()
         self._check_widths()
@@ -219,6 +221,13 @@ class Plan:
                 "tp=16 at LNC=1 is a group layout that neuronx-distributed does not have"
                 " (parallel_state.py at fbac349)."
             )
+
+    def _check_model(self) -> None:
+        model = self.model
+        if model.kv_rank:
+            raise Unsupported(f"{model.name}: multi-head latent attention is counted, not modelled")
+        if model.head_dim > HEAD_MAX:
+            raise Unsupported(f"{model.name}: heads of {model.head_dim}; at most {HEAD_MAX}")
 
     def _check_choices(self) -> None:
         choices = {"dtype": Dtype, "zero": Zero, "recompute": Recompute}
