@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from trnsim.device.ops.ir import TensorType
 
-from .bodies import BOUNDARY, LOSS, Body, Passes, at, passes
-from .layers import TABLE, Unit, dense_layer, embedding, expert_layer, head
+from .bodies import Body, Passes, at, passes
+from .layers import BOUNDARY, LOSS, TABLE, Unit, dense_layer, embedding, expert_layer, head
 from .parts import Part, Pass, staggered
 from .plan import Plan
 from .program import (
@@ -25,7 +25,7 @@ from .program import (
     Value,
 )
 from .segment import segment
-from .states import buckets
+from .states import Bucket, buckets
 from .tape import cotangent
 
 FORWARD, BACKWARD, TIED = "forward", "backward", "tied embedding"
@@ -59,7 +59,7 @@ class _Parts:
         self.types = made[0][1].tape.types
         self.layers = [(layers, self.part(unit, layers)) for layers, unit in made]
         tied = [b for b in self.embedding.buckets if self.table in b.parameters]
-        self.tied = tuple(tied) if plan.model.tied else ()
+        self.tied: tuple[Bucket, ...] = tuple(tied) if plan.model.tied else ()
         self.head = replace(self.part(head(plan, self.table)), borrowed=self.tied)
 
     def part(self, unit: Unit, layers: range | None = None) -> Part:
@@ -161,7 +161,8 @@ class _Stage:
         yield from inner[:1]
         if self.last_part(chunk):
             seed = Run(segment(_one, ()), (), (Ref(cotangent(LOSS)),))
-            yield at(layers.stop, seed, *parts.head.around("backward"))
+            ended = Free(seed.writes)
+            yield at(layers.stop, seed, *parts.head.around("backward"), ended)
             yield from self.reduced(layers.stop, parts.head, after)
         else:
             yield at(layers.stop, self.receive(chunk, x, BACKWARD))
@@ -216,10 +217,15 @@ class _Stage:
         nothing = Passes((), (), (), ())
         return Part("embedding", nothing, self.parts.tied)
 
+    @property
+    def table_gradient(self) -> str:
+        """The value that the copies of the tied embedding exchange."""
+        bucket = next(iter(self.parts.tied))
+        return f"{bucket.name}.gradient" if bucket.kind == "fsdp" else bucket.gradients[0]
+
     def exchange_table(self) -> Iterator[Step]:
         """Both copies of the tied embedding get the sum of their gradients."""
-        (bucket,) = self.parts.tied
-        name = f"{bucket.name}.gradient" if bucket.kind == "fsdp" else bucket.gradients[0]
+        name = self.table_gradient
         other, mine = Ref(f"{name}.other"), Ref(name)
         stage = self.plan.pp - 1 if self.starts else 0
         kind = self.values()[name].type
@@ -269,8 +275,7 @@ class _Stage:
         for part in parts:
             found |= {value.name: value for value in part.values}
         if self.shares_table:
-            (bucket,) = self.parts.tied
-            name = f"{bucket.name}.gradient" if bucket.kind == "fsdp" else bucket.gradients[0]
+            name = self.table_gradient
             found[f"{name}.other"] = Value(f"{name}.other", found[name].type, "buffer")
         return found
 

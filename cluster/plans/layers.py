@@ -23,6 +23,9 @@ from .tape import Gradient, Tape
 TENSOR = "tensor parallel"
 LOSS = "loss"
 TABLE = "embedding.table"
+BOUNDARY = "x"
+"""Hidden states between layers: x of layer l is its input; of the layer after a stage's last one
+the stage's output. Its cotangent goes the other way."""
 SEQUENCE = 1  # dimension of the sequence in [b, s, d]
 
 Start = Literal["normal", "ones", "zeros"]
@@ -208,7 +211,7 @@ def expert_layer(plan: Plan) -> Unit:
 
 def _layer(r: Recorder, block: Callable[[Recorder, str], str]) -> Unit:
     """A layer with attention and a feed-forward block: `x` to its last value, both [b, s/tp, d]."""
-    x = r.tape.give("x", r.shard, active=True)
+    x = r.tape.give(BOUNDARY, r.shard, active=True)
     model = r.plan.model
     if model.parallel_residual:
         attended = attention(r, r.norm("attention.norm", x))
@@ -244,7 +247,8 @@ def attention(r: Recorder, x: str) -> str:
     rotated = round(width * model.rope_fraction) if model.positions == "rope" else 0
     head_norm = model.norm_eps if model.qk_norm else 0.0
     function = pieces.queries(model.rope_theta, rotated, model.qkv_bias, head_norm)
-    qkv = [f"{r.name}.attention.{part}" for part in "qkv"]
+    name = f"{r.name}.attention"
+    qkv = f"{name}.q", f"{name}.k", f"{name}.v"
     r.tape.run(function, reads, qkv)
     context = attend(r, qkv)
     out = r.parameter("attention.wo", heads, width, model.hidden, cut=0)
@@ -252,7 +256,7 @@ def attention(r: Recorder, x: str) -> str:
     return r.scatter(partial, "attention.out")
 
 
-def attend(r: Recorder, qkv: Sequence[str]) -> str:
+def attend(r: Recorder, qkv: tuple[str, str, str]) -> str:
     """The attention core. Selective recomputation does it again in the backward pass."""
     plan, causal = r.plan, r.plan.model.causal
     again = plan.recompute == "selective"
@@ -331,7 +335,7 @@ def head(plan: Plan, table: Parameter) -> Unit:
     """
     r = Recorder(plan, "head")
     model = plan.model
-    x = r.tape.give("x", r.shard, active=True)
+    x = r.tape.give(BOUNDARY, r.shard, active=True)
     if model.post_norm:
         x = _transformed(r, x)
     else:
