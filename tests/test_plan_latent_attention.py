@@ -12,9 +12,17 @@ from trnsim.cluster.plans.latent_attention import attend, compress, expand
 B, S, D, N, H, P, W, Q, C = 2, 6, 16, 3, 10, 4, 8, 12, 6
 
 MODEL = replace(
-    load_model("deepseek-v3"), hidden=D, heads=N, kv_heads=N, head_dim=H, rope_dim=P, value_dim=W, q_rank=Q,
-    kv_rank=C, name="small",
-)  # fmt: skip
+    load_model("deepseek-v3"),
+    name="small",
+    hidden=D,
+    heads=N,
+    kv_heads=N,
+    head_dim=H,
+    rope_dim=P,
+    value_dim=W,
+    q_rank=Q,
+    kv_rank=C,
+)
 
 
 def normed(x: np.ndarray) -> np.ndarray:
