@@ -15,7 +15,16 @@ from rich.console import Console
 from trnsim.device.chip import load_chip
 from trnsim.device.errors import BadFile, BadInput, TrnsimError
 
-from . import cli_astra, cli_calibrate, cli_collective, cli_kernel, wire
+from . import (
+    cli_astra,
+    cli_calibrate,
+    cli_collective,
+    cli_kernel,
+    cli_place,
+    cli_plan,
+    cli_study,
+    wire,
+)
 from .instances import load_instance
 from .mesh import parse_mesh
 from .report import tables
@@ -149,6 +158,9 @@ cli.add_command(cli_calibrate.calibrate)
 cli.add_command(cli_collective.collective)
 cli.add_command(cli_collective.compare)
 cli.add_command(cli_kernel.kernel)
+cli.add_command(cli_place.place)
+cli.add_command(cli_study.study)
+cli.add_command(cli_plan.plan)
 
 
 def _stated(assume: Sequence[str]) -> dict[str, int]:

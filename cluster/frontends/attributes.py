@@ -244,7 +244,6 @@ ATTRIBUTES: dict[str, Callable[[Any], Attributes]] = {
         "mantissa_bits": integer(op, "mantissa_bits"),
     },
     "topk": lambda op: topk(op.attributes),
-    "top_k": lambda op: topk(op.attributes),
 }
 
 COLLECTIVES: dict[str, Callable[[Any], Attributes]] = {

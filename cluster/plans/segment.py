@@ -16,6 +16,7 @@ from trnsim.device.ops.ir import Module, TensorType
 
 from ..clocks import Clocks, StepTime
 from ..compile import compile_program
+from ..frontends.jax import lower_local
 from ..program import RankProgram, RunKernel
 
 
@@ -42,7 +43,8 @@ class Segment:
         """The kernels of a rank of `lnc` physical cores."""
         key = (chip, lnc)
         if key not in self._programs:
-            self._programs[key] = compile_program(self.module, chip, lnc, _NoCalls())
+            calls: Any = _NoCalls()
+            self._programs[key] = compile_program(self.module, chip, lnc, calls)
         return self._programs[key]
 
     def time(self, chip: Chip, lnc: int) -> StepTime:
@@ -60,8 +62,10 @@ class Segment:
             value: np.empty(buffer.type.shape, buffer.type.numpy)
             for value, buffer in program.buffers.items()
         }
-        arrays |= {v: np.asarray(c, arrays[v].dtype) for v, c in program.constants.items()}
-        arrays |= dict(zip(program.arguments, inputs, strict=True))
+        for value, constant in program.constants.items():
+            arrays[value][...] = constant
+        for value, given in zip(program.arguments, inputs, strict=True):
+            arrays[value] = given
         for step in program.steps:
             if isinstance(step, RunKernel):
                 for part in step.parts:
@@ -82,8 +86,7 @@ def _no_price(*_: Any) -> np.ndarray:
 
 
 @cache
-def segment(function: Callable[..., Any], types: tuple[TensorType, ...], **_: Any) -> Segment:
+def segment(function: Callable[..., Any], types: tuple[TensorType, ...]) -> Segment:
     """The segment of a JAX function of arrays of these types. Equal calls give the same object."""
-    from ..frontends.jax import lower_local
-
-    return Segment(function.__name__, lower_local(function, types))
+    name = getattr(function, "__name__", "segment")
+    return Segment(name, lower_local(function, types, name))
