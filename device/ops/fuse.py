@@ -407,16 +407,9 @@ class Fuser:
         lazy = self.lazies.get(value)
         if lazy is None:
             return value
-        shape = add.result_types[0].shape
-        row = lazy.operand_types[0].shape if lazy.name == "broadcast_in_dim" else ()
-        trailing = tuple(range(len(shape) - len(row), len(shape)))
-        columns = math.prod(shape) // max(1, self._rows(dot))
-        spread = lazy.name == "broadcast_in_dim" and row == shape[len(shape) - len(row) :]
-        same = spread and tuple(lazy.operation.attributes["dimensions"]) == trailing
-        source = lazy.operands[0] if same and row else None
-        if source is None or source in self.lazies or math.prod(row) != columns:
-            return None
-        return source
+        columns = math.prod(add.result_types[0].shape) // max(1, self._rows(dot))
+        source = lazy.operands[0] if _is_row(lazy, columns) else None
+        return None if source in self.lazies else source
 
     @staticmethod
     def _rows(dot: Node) -> int:
@@ -558,6 +551,17 @@ class Fuser:
             return []
         types = {v: self.types[v] for v in group.extent}
         return [rowwise_kernel(group, tuple(sorted(outputs)), types)]
+
+
+def _is_row(node: Node, columns: int) -> bool:
+    """Whether a broadcast repeats one dense row of `columns` elements."""
+    if node.name != "broadcast_in_dim" or node.operand_types[0].size != columns:
+        return False
+    source, result = node.operand_types[0].shape, node.result_types[0].shape
+    pairs = zip(source, node.operation.attributes["dimensions"], strict=True)
+    kept = [(extent, d) for extent, d in pairs if extent > 1]
+    inner = [(extent, d) for d, extent in enumerate(result) if extent > 1][-len(kept) :]
+    return bool(kept) and kept == inner
 
 
 def _as_constant(node: Node, scalar: np.ndarray) -> Node:
