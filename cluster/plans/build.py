@@ -8,8 +8,19 @@ import jax.numpy as jnp
 from trnsim.device.ops.ir import TensorType
 
 from .bodies import Body, Passes, at, passes
-from .layers import BOUNDARY, LOSS, TABLE, Unit, dense_layer, embedding, expert_layer, head
+from .layers import (
+    BOUNDARY,
+    LOSS,
+    ROTATION,
+    TABLE,
+    Unit,
+    dense_layer,
+    embedding,
+    expert_layer,
+    head,
+)
 from .parts import Part, Pass, staggered
+from .pieces import rotation
 from .plan import Plan
 from .program import (
     Free,
@@ -97,14 +108,23 @@ class _Stage:
         self.ends = any(map(self.last_part, chunks))
 
     def program(self) -> StageProgram:
-        tasks = [Task("gradients", tuple(self.outside(Part.clear)))]
+        tasks = [Task("gradients", (*self.rotation(), *self.outside(Part.clear)))]
         for slot in self.slots:
             body = self.body(slot.kind, slot.chunk, slot == self.final[slot.chunk])
             tasks.append(Task(slot.kind, body, slot.microbatch, slot.chunk))
         if self.shares_table:
             tasks.append(Task("gradients", tuple(self.exchange_table())))
-        tasks.append(Task("optimizer", tuple(self.outside(Part.update))))
+        ended = [Free(tuple(map(Ref, ROTATION)))] if self.plan.rotated else []
+        tasks.append(Task("optimizer", (*ended, *self.outside(Part.update))))
         return StageProgram(self.stage, self.layers, tuple(tasks), self.values())
+
+    def rotation(self) -> Iterator[Step]:
+        """The tables of rotary embedding."""
+        plan = self.plan
+        if plan.rotated:
+            function = rotation(plan.model.rope_theta, plan.rotated, plan.model.head_dim)
+            tables = segment(function, (self.parts.types["positions"],))
+            yield Run(tables, (Ref("positions"),), tuple(map(Ref, ROTATION)))
 
     @property
     def shares_table(self) -> bool:
@@ -290,6 +310,8 @@ def _common(plan: Plan, types: Mapping[str, TensorType]) -> Iterator[Value]:
     for name in ("tp.index", "cp.index"):
         yield Value(name, types[name], "coordinate")
     yield Value("step", TensorType((), "i32"), "coordinate")
+    for name in ROTATION:
+        yield Value(name, types[name], "buffer")
     yield Value(LOSS, TensorType((), "f32"), "activation", micro=True)
     yield Value(cotangent(LOSS), TensorType((), "f32"), "buffer")
     yield Value(BOUNDARY, types[BOUNDARY], "activation", layered=True, micro=True)

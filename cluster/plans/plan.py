@@ -174,6 +174,13 @@ class Plan:
         return max(1, self.tp // self.model.kv_heads)
 
     @property
+    def rotated(self) -> int:
+        """Elements of a head that rotary embedding turns: an even number, 0 without it."""
+        model = self.model
+        width = model.head_dim * model.rope_fraction if model.positions == "rope" else 0
+        return int(width) // 2 * 2
+
+    @property
     def local_experts(self) -> int:
         """Routed experts of a rank."""
         return self.model.experts // self.ep

@@ -58,14 +58,19 @@ def whole_shape(plan: Plan, kind: TensorType, split: Split) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _box(plan: Plan, kind: TensorType, split: Split, at: Place) -> tuple[slice, ...]:
-    """Where a rank's part lies in the whole array."""
-    box = [slice(0, extent) for extent in kind.shape]
+def _where(plan: Plan, kind: TensorType, split: Split, at: Place) -> tuple[np.ndarray, ...]:
+    """Indices of a rank's part in the whole array, for each dimension (as of `numpy.ix_`)."""
+    found = [np.arange(extent) for extent in kind.shape]
     for axis, dimension in split.cuts:
-        extent = kind.shape[dimension]
-        first = at.get(axis, 0) // split.copies * extent
-        box[dimension] = slice(first, first + extent)
-    return tuple(box)
+        last = (axis, dimension) == split.cuts[-1]
+        sections = split.sections if last and split.sections else (kind.shape[dimension],)
+        parts, start = plan.degree(axis) // split.copies, 0
+        pieces = []
+        for extent in sections:
+            pieces.append(start + at.get(axis, 0) // split.copies * extent + np.arange(extent))
+            start += extent * parts
+        found[dimension] = np.concatenate(pieces)
+    return np.ix_(*found)
 
 
 def _index(plan: Plan, share: Share, at: Place) -> int:
@@ -100,7 +105,7 @@ def _part(
     """A rank's part of a parameter, or its share of several."""
     if isinstance(value.place, Split):
         whole = given[value.name.removesuffix(".master"), layer]
-        return whole[_box(plan, value.type, value.place, at)].astype(value.type.numpy)
+        return whole[_where(plan, value.type, value.place, at)].astype(value.type.numpy)
     assert isinstance(value.place, Share)
     parts = [
         _part(plan, stage, stage.values[name], layer, at, given).reshape(-1)
@@ -204,13 +209,13 @@ def _assembled(
     split = value.place
     assert isinstance(split, Split)
     whole = np.empty(whole_shape(plan, value.type, split), held[0].dtype)
-    boxes: dict[str, np.ndarray] = {}
+    parts: dict[tuple, np.ndarray] = {}
     for at, array in zip(places, held, strict=True):
-        box = _box(plan, value.type, split, at)
-        first = boxes.setdefault(repr(box), array)
+        key = tuple(at.get(axis, 0) // split.copies for axis, _ in split.cuts)
+        first = parts.setdefault(key, array)
         if not np.array_equal(first, array, equal_nan=True):
             raise TrnsimError(f"{value.name}: ranks that hold the same part of it differ")
-        whole[box] = array
+        whole[_where(plan, value.type, split, at)] = array
     return whole
 
 
