@@ -3,8 +3,8 @@
 Probabilities are found again from the saved logarithms of the sums (Dao et al., arXiv:2205.14135,
 algorithm 4). Of the heads that go together everything is held on chip: queries and incoming
 gradients as rows and turned, the gradient of the queries in float32. The gradients of a block's
-keys and values collect in PSUM over all tiles of queries. The steps of four units are under way at a
-time, so that the engines, each in its order, do not wait for one another.
+keys and values collect in PSUM over all tiles of queries. The steps of four units are under way at
+a time, so that the engines, each in its order, do not wait for one another.
 """
 
 from collections.abc import Iterator

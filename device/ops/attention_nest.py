@@ -43,8 +43,8 @@ class _Unit:
     """One tile of queries against one block of keys.
 
     `head` is the query head's place among those that go together, `key` its key head's among those
-    held; `tile` is the tile's number in its group of 512 queries, `row` its first query; `column` is
-    where its sum is kept.
+    held; `tile` is the tile's number in its group of 512 queries, `row` its first query; `column`
+    is where its sum is kept.
     """
 
     head: int
