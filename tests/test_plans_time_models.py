@@ -1,6 +1,7 @@
 """Priced plans of small models: sums, traffic, memory, and prices against the whole fabric."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,13 +35,13 @@ GPT = ModelConfig(
 )  # fmt: skip
 
 
-def planned(mesh: str, nodes: int = 1, **fields) -> Plan:
+def planned(mesh: str, nodes: int = 1, **fields: Any) -> Plan:
     """A plan of the small model, four microbatches of 1 where the batch is not given."""
-    made = dict(global_batch=64, seq=SEQ, microbatch=1) | fields
+    made: dict[str, Any] = dict(global_batch=64, seq=SEQ, microbatch=1) | fields
     return Plan.of(GPT, instance="trn2.48xlarge", nodes=nodes, mesh=mesh, **made)
 
 
-MESHES = {
+MESHES: dict[str, dict[str, Any]] = {
     "dp": dict(mesh="dp=4,tp=1", global_batch=8),
     "tp": dict(mesh="dp=2,tp=4", global_batch=8),
     "pp": dict(mesh="pp=4,dp=1,tp=4", global_batch=8),
