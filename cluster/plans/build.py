@@ -189,8 +189,6 @@ class _Stage:
         yield from inner[1:]
         if self.first_part(chunk):
             yield at(layers.start, *parts.embedding.around("backward"))
-            if not self.split:
-                yield at(layers.start, Free((Ref(x),)))
             yield from self.reduced(layers.start, parts.embedding, after)
         else:
             yield at(layers.start, self.send(chunk, x, BACKWARD), Free((Ref(x),)))
@@ -317,7 +315,7 @@ def _common(plan: Plan, types: Mapping[str, TensorType]) -> Iterator[Value]:
     yield Value(BOUNDARY, types[BOUNDARY], "activation", layered=True, micro=True)
     late = plan.schedule.splits_backward
     role = "activation" if late else "buffer"
-    yield Value(cotangent(BOUNDARY), types[BOUNDARY], role, late, late)
+    yield Value(cotangent(BOUNDARY), types[BOUNDARY], role, layered=True, micro=late)
 
 
 def _one() -> jnp.ndarray:
