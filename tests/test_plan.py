@@ -142,8 +142,9 @@ def test_a_sliding_window_is_refused_only_where_it_matters() -> None:
 
 def test_models_that_no_program_is_built_for_are_refused() -> None:
     latent = replace(load_model("llama3-8b"), kv_rank=512, name="latent")
-    with pytest.raises(Unsupported, match="^latent: multi-head latent attention is counted, not"):
-        plan(model=latent)
+    assert refusal(model=latent, mesh="cp=2,tp=8") == (
+        "cp: 2 is not valid; allowed: 1 with the latent attention of latent; nearest valid: 1"
+    )
     with pytest.raises(Unsupported, match="^llama3-8b: heads of 256; at most 128$"):
         plan(model=replace(load_model("llama3-8b"), head_dim=256))
 

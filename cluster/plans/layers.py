@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from trnsim.device.errors import Unsupported
 from trnsim.device.ops.ir import TensorType
 
 from . import pieces
 from .experts import record_experts, with_shared
+from .latent_attention import latent_attention
 from .plan import Plan
 from .program import Split
 from .ring_attention import record_ring
@@ -235,7 +235,7 @@ def attention(r: Recorder, x: str) -> str:
     """Self-attention of x; the heads are split over tp."""
     plan, model = r.plan, r.plan.model
     if model.kv_rank:
-        raise Unsupported(f"{model.name}: plans do not model latent attention (kv_rank > 0)")
+        return latent_attention(r, x)
     reads = [r.gather(x, "attention.in"), *projections(r)]
     if model.qk_norm:
         scales = ("attention.query_scale", "attention.key_scale")

@@ -6,7 +6,7 @@ class. What may make places differ is given as numbers per place; classes follow
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -60,6 +60,7 @@ class Classes:
 
     of: Array
     first: Array
+    _rows: dict[int, tuple[Array, tuple[Array, Array]]] = field(default_factory=dict, repr=False)
 
     @property
     def count(self) -> int:
@@ -76,6 +77,11 @@ class Classes:
 
         Of the groups that the first places of the classes are in.
         """
+        if id(groups) not in self._rows:
+            self._rows[id(groups)] = (groups, self._new_rows(groups))
+        return self._rows[id(groups)][1]
+
+    def _new_rows(self, groups: Array) -> tuple[Array, Array]:
         row_of_place = np.empty(groups.size, np.int64)
         row_of_place[groups.reshape(-1)] = np.repeat(np.arange(len(groups)), groups.shape[1])
         needed, row = np.unique(row_of_place[self.first], return_inverse=True)

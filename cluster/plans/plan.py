@@ -231,9 +231,9 @@ class Plan:
 
     def _check_model(self) -> None:
         model = self.model
-        if model.kv_rank:
-            raise Unsupported(f"{model.name}: multi-head latent attention is counted, not modelled")
-        if model.head_dim > HEAD_MAX:
+        if model.kv_rank and self.cp > 1:
+            raise BadInput("cp", self.cp, f"1 with the latent attention of {model.name}", 1)
+        if not model.kv_rank and model.head_dim > HEAD_MAX:
             raise Unsupported(f"{model.name}: heads of {model.head_dim}; at most {HEAD_MAX}")
 
     def _check_choices(self) -> None:

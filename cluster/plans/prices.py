@@ -45,9 +45,11 @@ class Demand(NamedTuple):
     links: float = 0.0  # the busiest link inside a node
     network: float = 0.0  # the busiest link between nodes
 
-    def excess(self, other: "Demand") -> float:
-        """By how much both together ask for more than there is of the scarcest."""
-        return max(0.0, max(a + b for a, b in zip(self, other, strict=True)) - 1.0)
+
+@cache
+def excess(one: Demand, other: Demand) -> float:
+    """By how much both together ask for more than there is of the scarcest."""
+    return max(0.0, max(a + b for a, b in zip(one, other, strict=True)) - 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,7 @@ class Prices:
         self.places = Places(machine.placement.mesh)
         self.slots = np.asarray(machine.placement.slots, np.int64)
         self._stages = _stages_of_exchanges(program)
+        self._runs: dict[Segment, RunPrice] = {}
         self._groups: dict[tuple[tuple[str, ...], int], Array] = {}
         self._exchanges: dict[tuple, ExchangePrice] = {}
         self._priced: dict[tuple, _Priced] = {}
@@ -147,7 +150,9 @@ class Prices:
 
     def run(self, segment: Segment) -> RunPrice:
         """A segment on one rank of this machine."""
-        return _run_price(segment, self.machine)
+        if segment not in self._runs:
+            self._runs[segment] = _run_price(segment, self.machine)
+        return self._runs[segment]
 
     def compile(self, stage: StageProgram) -> None:
         """Compiles the segments of a stage; otherwise `run` does it when it meets one."""

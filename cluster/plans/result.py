@@ -6,8 +6,6 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
 
-import numpy as np
-
 from trnsim.device.units import PS_PER_S
 
 from ..collective import site_of
@@ -197,7 +195,7 @@ def _result(
         step=timeline.duration,
         parts=parts(timeline),
         exchanges=exchanges(timeline, prices),
-        engines=_means(timeline, "engine"),
+        engines=engines(timeline),
         stages=tuple(int(ends.max()) for ends in timeline.ends),
         memory=max(needs, key=lambda need: need.total),
         stage_memory=tuple(need.total for need in needs),
@@ -205,7 +203,7 @@ def _result(
         ranks=plan.machine.ranks,
         tokens=program.tokens,
         flops=program.flops,
-        executed_flops=_job(timeline, "flops"),
+        executed_flops=executed_flops(timeline),
         peak_flops=published_peak(plan),
         classes=timeline.classes.count,
         symmetry=symmetry(timeline, prices),
@@ -305,11 +303,20 @@ def _means(timeline: Timeline, kind: str) -> dict[str, int]:
     }
 
 
-def _job(timeline: Timeline, kind: str) -> int:
-    """A sum over all ranks of the job."""
-    sizes = timeline.classes.sizes
-    amounts = [a for account in timeline.accounts for a in account.total(kind).values()]
-    return sum(int((np.broadcast_to(a, sizes.shape) * sizes).sum()) for a in amounts)
+def engines(timeline: Timeline) -> dict[str, int]:
+    """Compute of the average rank by the engine that limits it, in ps at the pace of the chip."""
+    found: dict[str, int] = {}
+    for account in timeline.accounts:
+        for price, count in account.runs.items():
+            found[price.limited_by] = found.get(price.limited_by, 0) + price.duration * count
+    return {name: ps // len(timeline.accounts) for name, ps in found.items()}
+
+
+def executed_flops(timeline: Timeline) -> int:
+    """Matmul FLOPs of all ranks of the job."""
+    places = int(timeline.classes.sizes.sum())
+    runs = [item for account in timeline.accounts for item in account.runs.items()]
+    return places * sum(price.flops * count for price, count in runs)
 
 
 def published_peak(plan: Plan) -> int:

@@ -19,7 +19,7 @@ import numpy as np
 from ..clocks import Event
 from .accounts import Account, Late
 from .experts import EXPERT
-from .flights import Flight, Meeting, ValueKey, delayed
+from .flights import Flight, InFlight, Keys, Meeting, ValueKey
 from .places import Array, Classes, connected
 from .prices import ExchangePrice, Prices, RunPrice
 from .program import Exchange, Layers, Receive, Ref, Run, Send, StageProgram, Step, Task
@@ -44,6 +44,10 @@ class Context:
     microbatch: int
     chunk: int
     layer: int | None = None
+
+    def at(self, layer: int) -> "Context":
+        """The same task, at a layer."""
+        return Context(self.kind, self.microbatch, self.chunk, layer)
 
 
 @dataclass(eq=False, slots=True)
@@ -90,7 +94,7 @@ class StageClock:
         self.traced = traced
         self.now = np.zeros(classes.count, np.int64)
         self.port = self.now
-        self.flights: list[Flight] = []
+        self.flights = InFlight()
         self.events: list[Event] = []
         self.exchanges: dict[str, ExchangePrice] = {}
         self.at: Task | None = None
@@ -99,7 +103,7 @@ class StageClock:
         self._cuts: dict[int, list[Part]] = {}
         self._meetings: dict[int, Meeting | None] = {}
         self._durations: dict[Segment, tuple[RunPrice, Array | int]] = {}
-        self._components: dict[int, Array] = {}
+        self._components: dict[tuple[int, ...], Array] = {}
         self._factor: Array | None = None
 
     def run(self) -> Generator[Message, Array, None]:
@@ -109,7 +113,7 @@ class StageClock:
             self._set_pace(self.pace(self.program.stage, index))
             context = Context(task.kind, task.microbatch, task.chunk)
             for part, layer in self._parts(task.body):
-                here = context if layer is None else replace(context, layer=layer)
+                here = context if layer is None else context.at(layer)
                 match part:
                     case Receive():
                         self._receive(part, (yield self._message(part, context)))
@@ -118,8 +122,8 @@ class StageClock:
                     case _:
                         self._stretch(part, here)
         self.at = None
-        while self.flights:
-            self._wait(self.flights[0])
+        while self.flights.all:
+            self._wait(self.flights.all[0])
 
     def account(self) -> Account:
         """Where the time of all tasks went."""
@@ -178,7 +182,7 @@ class StageClock:
         effect = self._effects[state]
         effect.uses += 1
         start, self.now = self.now, self.now + effect.now
-        self.flights = [_moved(f, start, 0, context, sign=1) for f in effect.flights]
+        self.flights = InFlight([_moved(f, start, 0, context, sign=1) for f in effect.flights])
 
     def _effect(self, steps: Stretch, context: Context) -> _Effect:
         """Does the steps once, and keeps what they did."""
@@ -186,7 +190,7 @@ class StageClock:
         start = self.now
         self._block(steps, context)
         mine, self._account = self._account, outer
-        flights = tuple(_moved(f, -start, 0, context, sign=-1) for f in self.flights)
+        flights = tuple(_moved(f, -start, 0, context, sign=-1) for f in self.flights.all)
         return _Effect(self.now - start, flights, mine, 1)
 
     def _relative(self, context: Context) -> tuple:
@@ -199,7 +203,7 @@ class StageClock:
                 _keys(f.reads, context, -1),
                 _keys(f.writes, context, -1),
             )
-            for f in self.flights
+            for f in self.flights.all
         )
 
     def _block(self, steps: Sequence[Step], context: Context) -> None:
@@ -216,17 +220,18 @@ class StageClock:
         numbers, before = loop.layers, None
         for done, layer in enumerate(numbers, start=1):
             outer, self._account = self._account, Account()
-            self._block(loop.body, replace(context, layer=layer))
+            self._block(loop.body, context.at(layer))
             mine, self._account = self._account, outer
             self._account.merge(mine)
-            after = _State(layer, self.now, tuple(self.flights))
+            after = _State(layer, self.now, tuple(self.flights.all))
             left = len(numbers) - done
             if self.repeats and left and before and self._same(before, after, loop):
                 self._account.merge(mine, left)
                 shift = (after.now - before.now) * left
                 self.now = after.now + shift
                 moved = left * numbers.step
-                self.flights = [_moved(f, shift, moved, context, sign=0) for f in after.flights]
+                flights = [_moved(f, shift, moved, context, sign=0) for f in after.flights]
+                self.flights = InFlight(flights)
                 return
             before = after
 
@@ -248,38 +253,34 @@ class StageClock:
         )
 
     def _component(self, loop: Layers) -> Array:
-        if id(loop) not in self._components:
-            meetings = [self._meeting(s) for s in loop.body if isinstance(s, Exchange)]
-            meetings += [flight.meeting for flight in self.flights]
-            tables = [meeting.rows for meeting in meetings if meeting is not None]
-            self._components[id(loop)] = connected(self.classes.count, tables)
-        return self._components[id(loop)]
+        """int64[classes]: which of them the loop, and what is in flight, connect."""
+        meetings = {self._meeting(s) for s in loop.body if isinstance(s, Exchange)}
+        meetings |= {flight.meeting for flight in self.flights.all}
+        tables = {id(m.rows): m.rows for m in meetings if m is not None}
+        key = tuple(sorted(tables))
+        if key not in self._components:
+            self._components[key] = connected(self.classes.count, tables.values())
+        return self._components[key]
 
     # Runs
 
     def _run(self, step: Run, context: Context) -> None:
-        if self.flights:
-            self._wait_for(step.reads, step.writes, context)
         price, duration = self._duration(step.segment)
-        start, taken = self.now, duration
-        for index in range(len(self.flights)):
-            delay = self.flights[index].delay(start, duration, price.demand)
-            if delay is not None:
-                self._slow(index, delay)
-                taken = taken + delay
-        self.now = start + taken
-        kind = "recompute" if step.again else context.kind
-        self._account.add(("run", kind), taken)
-        self._account.add(("engine", price.limited_by), taken)
-        self._account.add(("flops", kind), price.flops)
-        self._account.add(("hbm", kind), price.hbm_bytes)
+        taken = duration
+        if self.flights.all:
+            for flight in self.flights.before(*self._uses(step, context)):
+                self._wait(flight)
+            for index in self.flights.overlapping(self.now, duration):
+                delay = self.flights.all[index].delay(self.now, duration, price.demand)
+                if delay is not None:
+                    self._slow(index, delay)
+                    taken = taken + delay
+        start, self.now = self.now, self.now + taken
+        self._account.add(("run", "recompute" if step.again else context.kind), taken)
+        self._account.runs[price] += 1
         if self.traced is not None:
-            name = (
-                step.segment.name
-                if context.layer is None
-                else f"{step.segment.name} L{context.layer}"
-            )
-            self._trace("compute", name, start, self.now - start)
+            layer = "" if context.layer is None else f" of layer {context.layer}"
+            self._trace("compute", step.segment.name + layer, start, self.now - start)
         self._land()
 
     def _duration(self, segment: Segment) -> tuple[RunPrice, Array | int]:
@@ -301,37 +302,36 @@ class StageClock:
         if meeting is None:
             self._alias(step, context)
             return
-        reads = tuple(self._key(ref, context) for ref in step.reads)
-        writes = tuple(self._key(ref, context) for ref in step.writes)
+        reads, writes = self._uses(step, context)
         ready = self._ready(reads, writes, step.stream)
         met = meeting.last(ready)
         self._note_late(meeting, ready, met)
         flight = Flight(meeting, met, met + meeting.ends, reads, writes)
         flight = self._beside(flight)
-        self.flights.append(flight)
+        self.flights.add(flight)
         self._account.add(("total", meeting.name), flight.end - ready)
         self._account.add(("count", meeting.name), 1)
         self._trace(f"stream {step.stream}", step.label, ready, flight.end - ready)
 
     def _beside(self, flight: Flight) -> Flight:
         """A new flight, and those that are under way, as they slow each other."""
-        for index in range(len(self.flights)):
-            other = self.flights[index]
+        demand, duration = flight.meeting.price.demand, flight.end - flight.begin
+        for index in self.flights.overlapping(flight.begin, duration):
+            other = self.flights.all[index]
             if other.meeting.stream == flight.meeting.stream:
                 continue
-            demand = flight.meeting.price.demand
-            delay = other.delay(flight.begin, flight.end - flight.begin, demand)
+            delay = other.delay(flight.begin, duration, demand)
             if delay is not None:
                 self._slow(index, delay)
-                flight = replace(flight, end=flight.end + flight.meeting.last(delay))
+                flight = flight.moved(flight.begin, flight.end + flight.meeting.last(delay))
         return flight
 
     def _slow(self, index: int, delay: Array) -> None:
         """Delays a flight that shares with something else."""
-        meeting = self.flights[index].meeting
+        meeting = self.flights.all[index].meeting
         self._account.add(("total", meeting.name), meeting.last(delay))
         self._account.add(("shared", meeting.name), delay)
-        self.flights = delayed(self.flights, index, delay)
+        self.flights.delay(index, delay)
 
     def _note_late(self, meeting: Meeting, ready: Array, met: Array) -> None:
         if ready.size > 1:
@@ -345,12 +345,13 @@ class StageClock:
 
     def _alias(self, step: Exchange, context: Context) -> None:
         """An exchange among groups of one rank: results are ready when operands are."""
-        reads = {self._key(ref, context) for ref in step.reads}
-        writes = tuple(self._key(ref, context) for ref in step.writes)
-        self.flights = [
-            replace(f, writes=f.writes + writes) if reads & set(f.writes) else f
-            for f in self.flights
-        ]
+        reads, writes = self._uses(step, context)
+        self.flights = InFlight(
+            [
+                replace(f, writes=f.writes + writes) if set(reads) & set(f.writes) else f
+                for f in self.flights.all
+            ]
+        )
 
     def _meeting(self, step: Exchange) -> Meeting | None:
         if id(step) not in self._meetings:
@@ -363,29 +364,23 @@ class StageClock:
             self._meetings[id(step)] = meeting
         return self._meetings[id(step)]
 
-    def _ready(
-        self, reads: tuple[ValueKey, ...], writes: tuple[ValueKey, ...] = (), stream: int = -1
-    ) -> Array:
+    def _ready(self, reads: Keys, writes: Keys = (), stream: int = -1) -> Array:
         """When something that needs these values, and this stream, can begin."""
         ready = self.now
-        for flight in self.flights:
-            if flight.meeting.stream == stream or _conflict(flight, reads, writes):
-                ready = np.maximum(ready, flight.end)
+        for flight in self.flights.before(reads, writes, stream):
+            ready = np.maximum(ready, flight.end)
         return ready
 
-    def _wait_for(self, reads: tuple[Ref, ...], writes: tuple[Ref, ...], context: Context) -> None:
-        """Compute waits for exchanges whose values it reads or replaces."""
-        read = tuple(self._key(ref, context) for ref in reads)
-        written = tuple(self._key(ref, context) for ref in writes)
-        for flight in list(self.flights):
-            if _conflict(flight, read, written):
-                self._wait(flight)
+    def _uses(self, step: Run | Exchange, context: Context) -> tuple[Keys, Keys]:
+        """(values that a step reads, values that it writes)."""
+        reads = tuple([self._key(ref, context) for ref in step.reads])
+        return reads, tuple([self._key(ref, context) for ref in step.writes])
 
     def _wait(self, flight: Flight) -> None:
         """Compute waits for a flight, and before it for those ahead of it in its stream."""
-        while flight in self.flights:
+        while flight in self.flights.all:
             stream = flight.meeting.stream
-            self._wait_once(next(f for f in self.flights if f.meeting.stream == stream))
+            self._wait_once(next(f for f in self.flights.all if f.meeting.stream == stream))
 
     def _wait_once(self, flight: Flight) -> None:
         waited = np.maximum(flight.end - self.now, 0)
@@ -395,9 +390,8 @@ class StageClock:
         self._land()
 
     def _land(self) -> None:
-        """Forgets flights that have ended everywhere."""
-        if self.flights:
-            self.flights = [f for f in self.flights if (f.end > self.now).any()]
+        if self.flights.all:
+            self.flights.land(self.now)
 
     def _key(self, ref: Ref, context: Context) -> ValueKey:
         value = self.program.values[ref.name]
@@ -442,13 +436,6 @@ def _talks(body: Stretch) -> bool:
     )
 
 
-def _conflict(flight: Flight, reads: tuple[ValueKey, ...], writes: tuple[ValueKey, ...]) -> bool:
-    """Whether something that uses these values has to come after the flight."""
-    return any(key in flight.writes for key in reads) or any(
-        key in flight.writes or key in flight.reads for key in writes
-    )
-
-
 def _shifted(before: Array, after: Array, start: Array, now: Array) -> Array:
     """Whether a time of a flight moved with compute, or had passed both times; by class."""
     passed = (before <= start) & (after <= now)
@@ -462,17 +449,17 @@ def _moved(flight: Flight, by: Array, layers: int, context: Context, sign: int) 
         reads, writes = _layered(reads, layers), _layered(writes, layers)
     if sign:
         reads, writes = _keys(reads, context, sign), _keys(writes, context, sign)
-    return replace(flight, begin=flight.begin + by, end=flight.end + by, reads=reads, writes=writes)
+    return Flight(flight.meeting, flight.begin + by, flight.end + by, reads, writes)
 
 
-def _layered(keys: tuple[ValueKey, ...], by: int) -> tuple[ValueKey, ...]:
+def _layered(keys: Keys, by: int) -> Keys:
     return tuple(
         (name, None if layer is None else layer + by, micro, chunk)
         for name, layer, micro, chunk in keys
     )
 
 
-def _keys(keys: tuple[ValueKey, ...], context: Context, sign: int) -> tuple[ValueKey, ...]:
+def _keys(keys: Keys, context: Context, sign: int) -> Keys:
     """Keys with the microbatch and chunk counted from those of the task (-1), or back (1)."""
     return tuple(
         (

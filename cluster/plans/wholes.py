@@ -14,6 +14,7 @@ from trnsim.device.ops.ir import TensorType
 
 from .plan import Plan
 from .program import Share, Split, StageProgram, TrainingProgram, Value
+from .ring_attention import positions
 
 Wholes = dict[tuple[str, int], np.ndarray]
 Place = Mapping[str, int]
@@ -118,19 +119,6 @@ def _part(
     return found
 
 
-def positions(plan: Plan, at: Place) -> np.ndarray:
-    """i32 [seq / cp]: the positions of a rank's part of a sequence.
-
-    A causal model gives each rank of cp an early and a late block of the 2 cp, for equal work.
-    """
-    blocks = np.arange(plan.seq, dtype=np.int32)
-    index = at.get("cp", 0)
-    if plan.cp == 1 or not plan.model.causal:
-        return np.split(blocks, plan.cp)[index]
-    halves = np.split(blocks, 2 * plan.cp)
-    return np.concatenate([halves[index], halves[2 * plan.cp - 1 - index]])
-
-
 def inputs(
     plan: Plan, batch: Mapping[str, np.ndarray], microbatch: int, at: Place, seed: int
 ) -> dict[str, np.ndarray]:
@@ -141,7 +129,8 @@ def inputs(
             raise BadInput(name, np.shape(batch[name]), allowed)
     share = Share((), tuple(name for name in plan.mesh.names if name in ("dp", "ep")))
     row = (_index(plan, share, at) * plan.microbatches + microbatch) * plan.microbatch
-    rows, places = slice(row, row + plan.microbatch), positions(plan, at)
+    rows = slice(row, row + plan.microbatch)
+    places = positions(plan.seq, plan.cp, plan.model.causal)[at.get("cp", 0)]
     numbers = np.arange(plan.global_batch, dtype=np.int32)[rows]
     return {
         "tokens": np.asarray(batch["tokens"][rows][:, places], np.int32),
