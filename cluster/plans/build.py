@@ -51,8 +51,16 @@ def build(plan: Plan) -> TrainingProgram:
         microbatches=plan.microbatches,
         flops=plan.flops,
         tokens=plan.tokens,
-        notes=plan.notes,
+        notes=(*plan.notes, *_notes(plan)),
     )
+
+
+def _notes(plan: Plan) -> Iterator[str]:
+    """What the program assumes, in full sentences."""
+    exchanged = plan.dtype if plan.zero == "fsdp" else "f32"
+    yield f"Gradients add up in f32 and are exchanged in {exchanged}; they are not clipped."
+    if plan.model.post_norm:
+        yield "The loss is that of a label for every token; there is no next-sentence loss."
 
 
 class _Parts:

@@ -30,7 +30,7 @@ from .segment import segment
 GRADIENTS = "gradients"
 PARAMETERS = "parameters"
 REPLICAS = "gradients of replicas"
-ROWS = 128  # partitions of SBUF; flat arrays are cut in rows of as many elements, or shorter ones
+EVEN = 512  # elements: as many of each of the 128 partitions of SBUF, four at a time
 
 Kind = Literal["whole", "zero1", "fsdp"]
 
@@ -60,9 +60,7 @@ class Bucket:
     def flat(self, dtype: str) -> TensorType:
         """A rank's share of the bucket, filled up so that it lies evenly in 128 partitions."""
         count = sum(p.type.size for p in self.parameters)
-        share = -(-count // self.ranks)
-        unit = ROWS * ROWS if share > ROWS * ROWS else ROWS
-        return TensorType((-(-share // unit) * unit,), dtype)
+        return TensorType((-(-count // self.ranks // EVEN) * EVEN,), dtype)
 
     @property
     def names(self) -> list[str]:
