@@ -43,7 +43,7 @@ class Conditions:
             raise BadInput("seed", self.seed, "a whole number, 0 or more")
         for rank, factor in self.slow:
             if factor < 1:
-                raise BadInput(f"slowness of rank {rank}", factor, "a factor of 1 or more")
+                raise BadInput(f"slowness of rank {rank}", factor, "a factor of 1 or more", 1.0)
 
 
 @dataclass(frozen=True, eq=False)
