@@ -18,6 +18,7 @@ PUBLISHED = {  # parameters of the model cards' safetensors on huggingface.co, b
     "llama3-405b": 405_853_388_800,
     "mixtral-8x7b": 46_702_792_704,
     "deepseek-moe-16b": 16_375_728_128,
+    "deepseek-v3": 671_026_419_200,  # without multi-token prediction
     "bert-large": 335_174_458,  # BertForMaskedLM
 }
 OTHERS: dict[str, tuple[int, dict[str, Any]]] = {  # their config.json, defaults left out
@@ -105,30 +106,6 @@ OTHERS: dict[str, tuple[int, dict[str, Any]]] = {  # their config.json, defaults
             "num_key_value_heads": 4,
             "norm_topk_prob": True,
             "vocab_size": 151936,
-        },
-    ),
-    "deepseek-v3": (
-        671_026_419_200,  # without the module for multi-token prediction
-        {
-            "model_type": "deepseek_v3",
-            "first_k_dense_replace": 3,
-            "hidden_size": 7168,
-            "intermediate_size": 18432,
-            "kv_lora_rank": 512,
-            "moe_intermediate_size": 2048,
-            "n_group": 8,
-            "n_routed_experts": 256,
-            "n_shared_experts": 1,
-            "num_attention_heads": 128,
-            "num_experts_per_tok": 8,
-            "num_hidden_layers": 61,
-            "q_lora_rank": 1536,
-            "qk_nope_head_dim": 128,
-            "qk_rope_head_dim": 64,
-            "routed_scaling_factor": 2.5,
-            "topk_group": 4,
-            "v_head_dim": 128,
-            "vocab_size": 129280,
         },
     ),
 }

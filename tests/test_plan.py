@@ -140,6 +140,15 @@ def test_a_sliding_window_is_refused_only_where_it_matters() -> None:
         plan(model=model, seq=8192)
 
 
+def test_models_that_no_program_is_built_for_are_refused() -> None:
+    latent = replace(load_model("llama3-8b"), kv_rank=512, name="latent")
+    assert refusal(model=latent, mesh="cp=2,tp=8") == (
+        "cp: 2 is not valid; allowed: 1 with the latent attention of latent; nearest valid: 1"
+    )
+    with pytest.raises(Unsupported, match="^llama3-8b: heads of 256; at most 128$"):
+        plan(model=replace(load_model("llama3-8b"), head_dim=256))
+
+
 def test_gradient_axes_are_those_with_equal_parameters() -> None:
     found = plan(model="mixtral-8x7b", mesh="pp=2,dp=1,cp=2,ep=4,tp=4")
     assert found.gradient_axes == ("ep", "cp")

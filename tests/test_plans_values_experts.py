@@ -24,6 +24,21 @@ EXPERTS = replace(  # a dense layer, then routed experts and a shared one with i
     shared_gate=True,
     dense_layers=1,
 )
+LATENT = replace(  # queries of a narrow vector, a sigmoid router with groups
+    EXPERTS,
+    heads=4,
+    kv_heads=4,
+    head_dim=12,
+    q_rank=16,
+    kv_rank=8,
+    rope_dim=4,
+    value_dim=8,
+    shared_gate=False,
+    router="sigmoid",
+    expert_groups=2,
+    top_groups=1,
+    name="latent",
+)
 BERT = replace(load_model("bert-large"), **SMALL, kv_heads=4, ffn=40, max_positions=16)
 BATCH, SEQ = 8, 16
 
@@ -47,9 +62,10 @@ def alone(model: ModelConfig) -> Outcome:
         (EXPERTS, "dp=1,ep=2,tp=2", {"recompute": "full"}),
         (EXPERTS, "pp=2,dp=1,ep=2", {"schedule": "zero-bubble", "zero": "1"}),
         (EXPERTS, "dp=2,ep=2,cp=2", {"zero": "fsdp", "recompute": "selective"}),
+        (LATENT, "dp=1,ep=2,tp=2", {"zero": "1"}),
         (BERT, "dp=1,cp=2,tp=2", {}),
     ],
-    ids=["ep-tp", "pp-ep", "ep-cp-fsdp", "bert-cp-tp"],
+    ids=["ep-tp", "pp-ep", "ep-cp-fsdp", "latent", "bert-cp-tp"],
 )
 def test_loss_and_gradients_are_those_of_one_rank(
     model: ModelConfig, mesh: str, changes: dict[str, Any]
@@ -69,6 +85,6 @@ def test_only_layers_of_a_kind_have_its_parameters() -> None:
 
 
 def test_parameters_of_the_program_are_those_that_the_model_counts() -> None:
-    for model in (EXPERTS, BERT):
+    for model in (EXPERTS, LATENT, BERT):
         arrays = alone(model).parameters.values()
         assert sum(array.size for array in arrays) == model.parameters

@@ -7,9 +7,20 @@ import jax.numpy as jnp
 
 from trnsim.device.ops.ir import TensorType
 
-from .bodies import BOUNDARY, LOSS, Body, Passes, at, passes
-from .layers import TABLE, Unit, dense_layer, embedding, expert_layer, head
+from .bodies import Body, Passes, at, passes
+from .layers import (
+    BOUNDARY,
+    LOSS,
+    ROTATION,
+    TABLE,
+    Unit,
+    dense_layer,
+    embedding,
+    expert_layer,
+    head,
+)
 from .parts import Part, Pass, staggered
+from .pieces import rotation
 from .plan import Plan
 from .program import (
     Free,
@@ -25,7 +36,7 @@ from .program import (
     Value,
 )
 from .segment import segment
-from .states import buckets
+from .states import Bucket, buckets
 from .tape import cotangent
 
 FORWARD, BACKWARD, TIED = "forward", "backward", "tied embedding"
@@ -59,7 +70,7 @@ class _Parts:
         self.types = made[0][1].tape.types
         self.layers = [(layers, self.part(unit, layers)) for layers, unit in made]
         tied = [b for b in self.embedding.buckets if self.table in b.parameters]
-        self.tied = tuple(tied) if plan.model.tied else ()
+        self.tied: tuple[Bucket, ...] = tuple(tied) if plan.model.tied else ()
         self.head = replace(self.part(head(plan, self.table)), borrowed=self.tied)
 
     def part(self, unit: Unit, layers: range | None = None) -> Part:
@@ -97,14 +108,23 @@ class _Stage:
         self.ends = any(map(self.last_part, chunks))
 
     def program(self) -> StageProgram:
-        tasks = [Task("gradients", tuple(self.outside(Part.clear)))]
+        tasks = [Task("gradients", (*self.rotation(), *self.outside(Part.clear)))]
         for slot in self.slots:
             body = self.body(slot.kind, slot.chunk, slot == self.final[slot.chunk])
             tasks.append(Task(slot.kind, body, slot.microbatch, slot.chunk))
         if self.shares_table:
             tasks.append(Task("gradients", tuple(self.exchange_table())))
-        tasks.append(Task("optimizer", tuple(self.outside(Part.update))))
+        ended = [Free(tuple(map(Ref, ROTATION)))] if self.plan.rotated else []
+        tasks.append(Task("optimizer", (*ended, *self.outside(Part.update))))
         return StageProgram(self.stage, self.layers, tuple(tasks), self.values())
+
+    def rotation(self) -> Iterator[Step]:
+        """The tables of rotary embedding."""
+        plan = self.plan
+        if plan.rotated:
+            function = rotation(plan.model.rope_theta, plan.rotated, plan.model.head_dim)
+            tables = segment(function, (self.parts.types["positions"],))
+            yield Run(tables, (Ref("positions"),), tuple(map(Ref, ROTATION)))
 
     @property
     def shares_table(self) -> bool:
@@ -161,7 +181,8 @@ class _Stage:
         yield from inner[:1]
         if self.last_part(chunk):
             seed = Run(segment(_one, ()), (), (Ref(cotangent(LOSS)),))
-            yield at(layers.stop, seed, *parts.head.around("backward"))
+            ended = Free(seed.writes)
+            yield at(layers.stop, seed, *parts.head.around("backward"), ended)
             yield from self.reduced(layers.stop, parts.head, after)
         else:
             yield at(layers.stop, self.receive(chunk, x, BACKWARD))
@@ -216,10 +237,15 @@ class _Stage:
         nothing = Passes((), (), (), ())
         return Part("embedding", nothing, self.parts.tied)
 
+    @property
+    def table_gradient(self) -> str:
+        """The value that the copies of the tied embedding exchange."""
+        bucket = next(iter(self.parts.tied))
+        return f"{bucket.name}.gradient" if bucket.kind == "fsdp" else bucket.gradients[0]
+
     def exchange_table(self) -> Iterator[Step]:
         """Both copies of the tied embedding get the sum of their gradients."""
-        (bucket,) = self.parts.tied
-        name = f"{bucket.name}.gradient" if bucket.kind == "fsdp" else bucket.gradients[0]
+        name = self.table_gradient
         other, mine = Ref(f"{name}.other"), Ref(name)
         stage = self.plan.pp - 1 if self.starts else 0
         kind = self.values()[name].type
@@ -269,8 +295,7 @@ class _Stage:
         for part in parts:
             found |= {value.name: value for value in part.values}
         if self.shares_table:
-            (bucket,) = self.parts.tied
-            name = f"{bucket.name}.gradient" if bucket.kind == "fsdp" else bucket.gradients[0]
+            name = self.table_gradient
             found[f"{name}.other"] = Value(f"{name}.other", found[name].type, "buffer")
         return found
 
@@ -285,6 +310,8 @@ def _common(plan: Plan, types: Mapping[str, TensorType]) -> Iterator[Value]:
     for name in ("tp.index", "cp.index"):
         yield Value(name, types[name], "coordinate")
     yield Value("step", TensorType((), "i32"), "coordinate")
+    for name in ROTATION:
+        yield Value(name, types[name], "buffer")
     yield Value(LOSS, TensorType((), "f32"), "activation", micro=True)
     yield Value(cotangent(LOSS), TensorType((), "f32"), "buffer")
     yield Value(BOUNDARY, types[BOUNDARY], "activation", layered=True, micro=True)

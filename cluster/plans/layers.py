@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from trnsim.device.errors import Unsupported
 from trnsim.device.ops.ir import TensorType
 
 from . import pieces
 from .experts import record_experts, with_shared
+from .latent_attention import latent_attention
 from .plan import Plan
 from .program import Split
 from .ring_attention import record_ring
@@ -23,6 +23,11 @@ from .tape import Gradient, Tape
 TENSOR = "tensor parallel"
 LOSS = "loss"
 TABLE = "embedding.table"
+BOUNDARY = "x"
+"""Hidden states between layers: x of layer l is its input; of the layer after a stage's last one
+the stage's output. Its cotangent goes the other way."""
+ROTATION = ("rotation.cosine", "rotation.sine")
+"""Tables of rotary embedding, made once per step."""
 SEQUENCE = 1  # dimension of the sequence in [b, s, d]
 
 Start = Literal["normal", "ones", "zeros"]
@@ -86,6 +91,8 @@ class Recorder:
         }
         for name, shape in integers.items():
             self.tape.give(name, TensorType(shape, "i32"))
+        for name in ROTATION:
+            self.tape.give(name, TensorType((seq, plan.model.head_dim), "f32"))
 
     def unit(self, result: str) -> Unit:
         """What was recorded, with the value that it ends with."""
@@ -108,6 +115,7 @@ class Recorder:
         cut: int | None = None,
         partial: bool = False,
         copies: int = 1,
+        sections: tuple[int, ...] = (),
         start: Start = "normal",
         axes: tuple[str, ...] | None = None,
         cuts: tuple[tuple[str, int], ...] = (),
@@ -118,7 +126,7 @@ class Recorder:
         made = Parameter(
             name,
             self.kind(*shape),
-            Split(cuts, copies, start),
+            Split(cuts, copies, sections, start),
             self.plan.gradient_axes if axes is None else axes,
             partial and self.plan.tp > 1,
             self.layered,
@@ -208,7 +216,7 @@ def expert_layer(plan: Plan) -> Unit:
 
 def _layer(r: Recorder, block: Callable[[Recorder, str], str]) -> Unit:
     """A layer with attention and a feed-forward block: `x` to its last value, both [b, s/tp, d]."""
-    x = r.tape.give("x", r.shard, active=True)
+    x = r.tape.give(BOUNDARY, r.shard, active=True)
     model = r.plan.model
     if model.parallel_residual:
         attended = attention(r, r.norm("attention.norm", x))
@@ -227,32 +235,63 @@ def attention(r: Recorder, x: str) -> str:
     """Self-attention of x; the heads are split over tp."""
     plan, model = r.plan, r.plan.model
     if model.kv_rank:
-        raise Unsupported(f"{model.name}: plans do not model latent attention (kv_rank > 0)")
-    reads = [r.gather(x, "attention.in"), "positions"]
-    heads, width, kv = plan.local_heads, model.head_dim, plan.local_kv_heads
-    shared = plan.kv_copies
-    reads.append(r.parameter("attention.wq", model.hidden, heads, width, cut=1))
-    reads.append(r.parameter("attention.wkv", model.hidden, 2, kv, width, cut=2, copies=shared))
-    if model.qkv_bias:
-        reads.append(r.parameter("attention.bq", heads, width, cut=0, start="zeros"))
-        reads.append(
-            r.parameter("attention.bkv", 2, kv, width, cut=1, copies=shared, start="zeros")
-        )
+        return latent_attention(r, x)
+    reads = [r.gather(x, "attention.in"), *projections(r)]
     if model.qk_norm:
-        for part in ("query", "key"):
-            reads.append(r.parameter(f"attention.{part}_scale", width, partial=True, start="ones"))
-    rotated = round(width * model.rope_fraction) if model.positions == "rope" else 0
-    head_norm = model.norm_eps if model.qk_norm else 0.0
-    function = pieces.queries(model.rope_theta, rotated, model.qkv_bias, head_norm)
-    qkv = [f"{r.name}.attention.{part}" for part in "qkv"]
+        scales = ("attention.query_scale", "attention.key_scale")
+        reads += [
+            r.parameter(scale, model.head_dim, partial=True, start="ones") for scale in scales
+        ]
+    if plan.rotated:
+        reads += ROTATION
+    function = pieces.queries(
+        (plan.local_heads, plan.local_kv_heads),
+        2 if plan.kv_copies > 1 else 1,
+        model.qkv_bias * (2 if plan.kv_copies > 1 else 1),
+        model.norm_eps if model.qk_norm else 0.0,
+        plan.rotated,
+    )
+    name = f"{r.name}.attention"
+    qkv = f"{name}.q", f"{name}.k", f"{name}.v"
     r.tape.run(function, reads, qkv)
     context = attend(r, qkv)
-    out = r.parameter("attention.wo", heads, width, model.hidden, cut=0)
+    shape = (plan.local_heads, model.head_dim, model.hidden)
+    out = r.parameter("attention.wo", *shape, cut=0)
     partial = r.tape.run(pieces.project, [context, out], [f"{r.name}.attention.partial"])
     return r.scatter(partial, "attention.out")
 
 
-def attend(r: Recorder, qkv: Sequence[str]) -> str:
+def projections(r: Recorder) -> list[str]:
+    """Weights (and biases) of queries, keys and values.
+
+    One array of all three, unless several ranks have the same key and value heads: the gradients of
+    those are summed over these ranks, and so they are an array of their own.
+    """
+    plan, model = r.plan, r.plan.model
+    n, m = plan.local_heads, plan.local_kv_heads
+    if plan.kv_copies > 1:
+        kinds = [("q", n, (n,), 1), ("kv", 2 * m, (m, m), plan.kv_copies)]
+    else:
+        kinds = [("qkv", n + 2 * m, (n, m, m), 1)]
+
+    def declared(letter: str, *first: int, start: Start) -> list[str]:
+        return [
+            r.parameter(
+                f"attention.{letter}{name}",
+                *(*first, extent, model.head_dim),
+                cut=len(first),
+                copies=copies,
+                sections=sections,
+                start=start,
+            )
+            for name, extent, sections, copies in kinds
+        ]
+
+    weights = declared("w", model.hidden, start="normal")
+    return [*weights, *(declared("b", start="zeros") if model.qkv_bias else [])]
+
+
+def attend(r: Recorder, qkv: tuple[str, str, str]) -> str:
     """The attention core. Selective recomputation does it again in the backward pass."""
     plan, causal = r.plan, r.plan.model.causal
     again = plan.recompute == "selective"
@@ -331,7 +370,7 @@ def head(plan: Plan, table: Parameter) -> Unit:
     """
     r = Recorder(plan, "head")
     model = plan.model
-    x = r.tape.give("x", r.shard, active=True)
+    x = r.tape.give(BOUNDARY, r.shard, active=True)
     if model.post_norm:
         x = _transformed(r, x)
     else:

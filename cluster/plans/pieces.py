@@ -6,12 +6,14 @@ Statistics, softmax and the loss are computed in f32. Each factory gives the sam
 arguments, so that its segments are lowered and compiled once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ..frontends import attention as fused
 
@@ -81,39 +83,100 @@ def mixed(bits: Array) -> Array:
 
 
 @cache
-def queries(theta: float, rotated: int, bias: bool, head_norm: float) -> Callable[..., Any]:
-    """Queries, keys and values of x [b, s, d]: weights [d, n, h], [d, 2, m, h] (and biases).
+def queries(
+    sections: tuple[int, int], weights: int, biases: int, head_norm: float, rotated: int
+) -> Callable[..., Any]:
+    """Queries [b, s, n, h], keys and values [b, s, m, h] of x [b, s, d]: one projection.
 
-    rotated: how many elements of a head rotary embedding turns (0: none), at base `theta`.
-    head_norm: epsilon of the norm of each head of queries and keys (0: none), with scales [h].
-    places: i32 [s], the positions. Gives q [b, s, n, h], k and v [b, s, m, h].
+    sections: n and m. Then come `weights` arrays [d, *, h] and `biases` arrays [*, h], which joined
+    are those of queries, keys and values; with `head_norm`, epsilon of a norm of each head of
+    queries and keys, the scales [h] of both; and if `rotated`, what `rotation` gives.
     """
+    n, m = sections
 
-    def queries(x: Array, places: Array, wq: Array, wkv: Array, *rest: Array) -> Any:
-        q = jnp.einsum("bsd,dnh->bsnh", x, wq)
-        kv = jnp.einsum("bsd,dcmh->bscmh", x, wkv)
-        if bias:
-            q, kv, rest = q + rest[0], kv + rest[1], rest[2:]
-        k, v = kv[:, :, 0], kv[:, :, 1]
+    def queries(x: Array, *rest: Array) -> Any:
+        made = jnp.einsum("bsd,dnh->bsnh", x, joined(rest[:weights], 1))
+        if biases:
+            made = made + joined(rest[weights : weights + biases], 0)
+        rest = rest[weights + biases :]
         if head_norm:
-            q, k = (normalised("rms", head_norm, a, s) for a, s in zip((q, k), rest, strict=True))
-        if rotated:
-            q, k = rotate(q, places, theta, rotated), rotate(k, places, theta, rotated)
-        return q, k, v
+            q, k, v = cut(n, m, m)(made)
+            q, k = (normalised("rms", head_norm, a, w) for a, w in zip((q, k), rest, strict=False))
+            made, rest = jnp.concatenate([q, k, v], 2), rest[2:]
+        if not rotated:
+            return cut(n, m, m)(made)
+        turning, v = cut(n + m, m)(made)
+        return *cut(n, m)(rotate(rotated)(turning, *rest)), v
 
     return queries
 
 
-def rotate(x: Array, places: Array, theta: float, rotated: int) -> Array:
-    """Rotary position embedding of x [b, s, n, h] at positions i32 [s], pairs (i, i + half)."""
+def joined(arrays: Sequence[Array], axis: int) -> Array:
+    """The arrays along an axis; one alone as it is."""
+    return arrays[0] if len(arrays) == 1 else jnp.concatenate(arrays, axis)
+
+
+@cache
+def rotation(theta: float, rotated: int, width: int) -> Callable[..., Any]:
+    """Cosines and sines f32 [s, h] of rotary embedding at positions i32 [s], at base `theta`.
+
+    Of the `width` elements of a head the first `rotated` turn, in pairs (i, i + rotated / 2).
+    """
+
+    def rotation(places: Array) -> Any:
+        half = rotated // 2
+        rates = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+        angles = places.astype(jnp.float32)[:, None] * rates
+        rest = (len(places), width - rotated)
+        cosines, sines = [jnp.cos(angles)] * 2, [jnp.sin(angles)] * 2
+        if width > rotated:
+            cosines, sines = [*cosines, jnp.ones(rest)], [*sines, jnp.zeros(rest)]
+        return jnp.concatenate(cosines, 1), jnp.concatenate(sines, 1)
+
+    return rotation
+
+
+@cache
+def rotate(rotated: int) -> Callable[..., Array]:
+    """Rotary embedding of x [b, s, n, h], cosine and sine f32 [s, h].
+
+    The halves of a head change places by a product with a matrix of 0, 1 and -1, which is exact:
+    the Tensor engine does it while halves of rows would be moved by DMA in small pieces. The
+    gradient turns the other way.
+    """
     half = rotated // 2
-    rates = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angles = (places.astype(jnp.float32)[:, None] * rates)[None, :, None, :]
-    sine, cosine = jnp.sin(angles), jnp.cos(angles)
-    wide = x.astype(jnp.float32)
-    one, other = wide[..., :half], wide[..., half:rotated]
-    turned = [one * cosine - other * sine, other * cosine + one * sine, wide[..., rotated:]]
-    return jnp.concatenate(turned[: 2 + (rotated < x.shape[-1])], -1).astype(x.dtype)
+
+    def turned(x: Array, cosine: Array, sine: Array) -> Array:
+        turn = np.zeros((x.shape[-1], x.shape[-1]), np.float32)
+        turn[half:rotated, :half] = -np.eye(half)
+        turn[:half, half:rotated] = np.eye(half)
+        swapped = jnp.einsum("bsnh,hk->bsnk", x, jnp.asarray(turn).astype(x.dtype))
+        wide = x.astype(jnp.float32) * cosine[None, :, None]
+        return (wide + swapped.astype(jnp.float32) * sine[None, :, None]).astype(x.dtype)
+
+    @jax.custom_vjp
+    def rotate(x: Array, cosine: Array, sine: Array) -> Array:
+        return turned(x, cosine, sine)
+
+    def back(tables: Any, given: Array) -> Any:
+        cosine, sine = tables
+        return turned(given, cosine, -sine), jnp.zeros_like(cosine), jnp.zeros_like(sine)
+
+    rotate.defvjp(lambda x, cosine, sine: (turned(x, cosine, sine), (cosine, sine)), back)
+    return rotate
+
+
+@cache
+def cut(*counts: int) -> Callable[..., Any]:
+    """Parts of x [b, s, *, h] along its heads; the gradient joins them again."""
+    ends = [sum(counts[:i]) for i in range(len(counts) + 1)]
+
+    @jax.custom_vjp
+    def cut(x: Array) -> tuple[Array, ...]:
+        return tuple(x[:, :, start:stop] for start, stop in pairwise(ends))
+
+    cut.defvjp(lambda x: (cut(x), None), lambda _, given: (jnp.concatenate(given, 2),))
+    return cut
 
 
 @cache
@@ -172,9 +235,26 @@ def activated(made: Array, activation: str) -> Array:
             return jax.nn.gelu(made)
         case "relu":
             return jax.nn.relu(made)
+    return swiglu(made)
+
+
+@jax.custom_vjp
+def swiglu(made: Array) -> Array:
+    """silu of the gate times the other: [..., 2, f] -> [..., f]."""
     return jax.nn.silu(made[..., 0, :]) * made[..., 1, :]
 
 
+def _swiglu_back(made: Array, given: Array) -> tuple[Array]:
+    """Both halves written side by side: JAX's own transpose of a slice would pad and add."""
+    gate, other = made[..., 0, :], made[..., 1, :]
+    value, pull = jax.vjp(jax.nn.silu, gate)
+    return (jnp.stack([pull(given * other)[0], given * value], -2),)
+
+
+swiglu.defvjp(lambda made: (swiglu(made), made), _swiglu_back)
+
+
+@jax.custom_vjp
 def embed(table: Array, tokens: Array, index: Array) -> Array:
     """Rows of this rank's part of the vocabulary, zero for other tokens: partial sums [b, s, d].
 
@@ -182,8 +262,28 @@ def embed(table: Array, tokens: Array, index: Array) -> Array:
     """
     here = tokens - index * table.shape[0]
     mine = (here >= 0) & (here < table.shape[0])
-    rows = jnp.take(table, jnp.where(mine, here, 0), axis=0)
-    return jnp.where(mine[..., None], rows, 0).astype(table.dtype)
+    rows = jnp.take(table, here, axis=0, mode="clip")
+    return rows * mine[..., None].astype(table.dtype)
+
+
+def _embed(table: Array, tokens: Array, index: Array) -> Any:
+    return embed(table, tokens, index), (tokens - index * table.shape[0], table)
+
+
+def _embed_back(saved: Any, given: Array) -> Any:
+    """Rows of other tokens are dropped: they have no place in the table."""
+    here, table = saved
+    place = jnp.where(here < 0, table.shape[0], here)
+    found = jnp.zeros(table.shape, table.dtype).at[place].add(given, mode="drop")
+    return found, none(here), none(here[0, 0])
+
+
+embed.defvjp(_embed, _embed_back)
+
+
+def none(index: Array) -> np.ndarray:
+    """The cotangent of an integer array."""
+    return np.zeros(index.shape, jax.dtypes.float0)
 
 
 @cache
@@ -220,18 +320,42 @@ def biased_logits(x: Array, weight: Array, bias: Array) -> tuple[Array, Array]:
 def exponentials(vocab: int) -> Callable[..., Array]:
     """f32 [2, b, s] of this rank's vocabulary: sum of exponentials, and the label's logit.
 
-    vocab: how many tokens there are, of rows that fill up the last rank's part; 0: no such rows.
+    Both relative to `largest` f32 [b, s]; labels i32 [b, s]; index: i32, which part of the
+    vocabulary. vocab: how many tokens there are, of rows that fill up the last rank's part; 0: no
+    such rows.
     """
 
-    def exponentials(made: Array, largest: Array, labels: Array, index: Array) -> Array:
-        wide = made.astype(jnp.float32) - jax.lax.stop_gradient(largest)[..., None]
+    def powers(made: Array, largest: Array, index: Array) -> Array:
+        each = jnp.exp(made.astype(jnp.float32) - largest[..., None])
+        if not vocab:
+            return each
         token = jax.lax.broadcasted_iota(jnp.int32, made.shape, made.ndim - 1)
-        token = token + index * made.shape[-1]
-        each = jnp.exp(wide)
-        each = jnp.where(token < vocab, each, 0) if vocab else each
-        chosen = jnp.where(token == labels[..., None], wide, 0)
-        return jnp.stack([jnp.sum(each, -1), jnp.sum(chosen, -1)])
+        return jnp.where(token + index * made.shape[-1] < vocab, each, 0)
 
+    @jax.custom_vjp
+    def exponentials(made: Array, largest: Array, labels: Array, index: Array) -> Array:
+        here = labels - index * made.shape[-1]
+        mine = (here >= 0) & (here < made.shape[-1])
+        place = jnp.clip(here, 0, made.shape[-1] - 1)[..., None]
+        chosen = jnp.take_along_axis(made, place, -1, mode="clip")[..., 0].astype(jnp.float32)
+        each = powers(made, largest, index)
+        return jnp.stack([jnp.sum(each, -1), jnp.where(mine, chosen - largest, 0)])
+
+    def forward(*arguments: Array) -> Any:
+        return exponentials(*arguments), arguments
+
+    def back(saved: Any, given: Array) -> Any:
+        made, largest, labels, index = saved
+        b, s, v = made.shape
+        here = labels - index * v
+        place = jnp.where(here < 0, v, here).reshape(-1)
+        each = powers(made, largest, index) * given[0][..., None]
+        flat, row = each.astype(made.dtype).reshape(b * s, v), jnp.arange(b * s, dtype=jnp.int32)
+        label = given[1].reshape(-1).astype(made.dtype)
+        found = flat.at[row, place].add(label, mode="drop").reshape(made.shape)
+        return found, jnp.zeros_like(largest), none(labels), none(index)
+
+    exponentials.defvjp(forward, back)
     return exponentials
 
 

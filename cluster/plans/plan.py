@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from trnsim.device.errors import BadInput, Unsupported
+from trnsim.device.ops.attention import HEAD_MAX
 
 from ..instances import Instance, load_instance
 from ..lnc import check_lnc
@@ -87,6 +88,7 @@ class Plan:
         return cls(model=config, machine=machine, schedule=schedule, **fields)
 
     def __post_init__(self) -> None:
+        self._check_model()
         self._check_choices()
         self._check_axes()
         self._check_widths()
@@ -172,6 +174,13 @@ class Plan:
         return max(1, self.tp // self.model.kv_heads)
 
     @property
+    def rotated(self) -> int:
+        """Elements of a head that rotary embedding turns: an even number, 0 without it."""
+        model = self.model
+        width = model.head_dim * model.rope_fraction if model.positions == "rope" else 0
+        return int(width) // 2 * 2
+
+    @property
     def local_experts(self) -> int:
         """Routed experts of a rank."""
         return self.model.experts // self.ep
@@ -219,6 +228,13 @@ class Plan:
                 "tp=16 at LNC=1 is a group layout that neuronx-distributed does not have"
                 " (parallel_state.py at fbac349)."
             )
+
+    def _check_model(self) -> None:
+        model = self.model
+        if model.kv_rank and self.cp > 1:
+            raise BadInput("cp", self.cp, f"1 with the latent attention of {model.name}", 1)
+        if not model.kv_rank and model.head_dim > HEAD_MAX:
+            raise Unsupported(f"{model.name}: heads of {model.head_dim}; at most {HEAD_MAX}")
 
     def _check_choices(self) -> None:
         choices = {"dtype": Dtype, "zero": Zero, "recompute": Recompute}

@@ -33,11 +33,13 @@ of the mesh (`tp.index`), the number of a layer (`layer`) or of the step (`step`
 class Split:
     """How a rank's parameter is cut from the whole array: (axis, dimension) pairs.
 
-    `copies` neighbouring ranks of the axis hold the same part (key and value heads).
+    `copies` neighbouring ranks of the axis hold the same part (key and value heads). `sections` of
+    a rank's extent are cut each for itself, along the last cut (queries, keys and values).
     """
 
     cuts: tuple[tuple[str, int], ...] = ()
     copies: int = 1
+    sections: tuple[int, ...] = ()
     start: Literal["normal", "ones", "zeros"] = "normal"
 
 

@@ -24,7 +24,7 @@ from trnsim.device.ops.ir import Operation, TensorType
 
 from .layers import TABLE, Parameter, Unit, sharded
 from .plan import Plan
-from .program import Exchange, Ref, Role, Run, Share, Step, Value
+from .program import Exchange, Free, Ref, Role, Run, Share, Step, Value
 from .segment import segment
 
 GRADIENTS = "gradients"
@@ -233,6 +233,7 @@ def update(bucket: Bucket) -> Iterator[Step]:
         operation = Operation("all_gather", (), (), {"dimension": 0})
         reads, writes = _refs([target]), _refs(bucket.names)
         yield Exchange(operation, bucket.axes, reads, writes, PARAMETERS, bucket.stream, flat=True)
+        yield Free(reads)
 
 
 def _adamw(

@@ -14,6 +14,7 @@ from trnsim.device.ops.ir import TensorType
 
 from .plan import Plan
 from .program import Share, Split, StageProgram, TrainingProgram, Value
+from .ring_attention import positions
 
 Wholes = dict[tuple[str, int], np.ndarray]
 Place = Mapping[str, int]
@@ -57,14 +58,19 @@ def whole_shape(plan: Plan, kind: TensorType, split: Split) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _box(plan: Plan, kind: TensorType, split: Split, at: Place) -> tuple[slice, ...]:
-    """Where a rank's part lies in the whole array."""
-    box = [slice(0, extent) for extent in kind.shape]
+def _where(plan: Plan, kind: TensorType, split: Split, at: Place) -> tuple[np.ndarray, ...]:
+    """Indices of a rank's part in the whole array, for each dimension (as of `numpy.ix_`)."""
+    found = [np.arange(extent) for extent in kind.shape]
     for axis, dimension in split.cuts:
-        extent = kind.shape[dimension]
-        first = at.get(axis, 0) // split.copies * extent
-        box[dimension] = slice(first, first + extent)
-    return tuple(box)
+        last = (axis, dimension) == split.cuts[-1]
+        sections = split.sections if last and split.sections else (kind.shape[dimension],)
+        parts, start = plan.degree(axis) // split.copies, 0
+        pieces = []
+        for extent in sections:
+            pieces.append(start + at.get(axis, 0) // split.copies * extent + np.arange(extent))
+            start += extent * parts
+        found[dimension] = np.concatenate(pieces)
+    return np.ix_(*found)
 
 
 def _index(plan: Plan, share: Share, at: Place) -> int:
@@ -99,7 +105,7 @@ def _part(
     """A rank's part of a parameter, or its share of several."""
     if isinstance(value.place, Split):
         whole = given[value.name.removesuffix(".master"), layer]
-        return whole[_box(plan, value.type, value.place, at)].astype(value.type.numpy)
+        return whole[_where(plan, value.type, value.place, at)].astype(value.type.numpy)
     assert isinstance(value.place, Share)
     parts = [
         _part(plan, stage, stage.values[name], layer, at, given).reshape(-1)
@@ -113,19 +119,6 @@ def _part(
     return found
 
 
-def positions(plan: Plan, at: Place) -> np.ndarray:
-    """i32 [seq / cp]: the positions of a rank's part of a sequence.
-
-    A causal model gives each rank of cp an early and a late block of the 2 cp, for equal work.
-    """
-    blocks = np.arange(plan.seq, dtype=np.int32)
-    index = at.get("cp", 0)
-    if plan.cp == 1 or not plan.model.causal:
-        return np.split(blocks, plan.cp)[index]
-    halves = np.split(blocks, 2 * plan.cp)
-    return np.concatenate([halves[index], halves[2 * plan.cp - 1 - index]])
-
-
 def inputs(
     plan: Plan, batch: Mapping[str, np.ndarray], microbatch: int, at: Place, seed: int
 ) -> dict[str, np.ndarray]:
@@ -136,7 +129,8 @@ def inputs(
             raise BadInput(name, np.shape(batch[name]), allowed)
     share = Share((), tuple(name for name in plan.mesh.names if name in ("dp", "ep")))
     row = (_index(plan, share, at) * plan.microbatches + microbatch) * plan.microbatch
-    rows, places = slice(row, row + plan.microbatch), positions(plan, at)
+    rows = slice(row, row + plan.microbatch)
+    places = positions(plan.seq, plan.cp, plan.model.causal)[at.get("cp", 0)]
     numbers = np.arange(plan.global_batch, dtype=np.int32)[rows]
     return {
         "tokens": np.asarray(batch["tokens"][rows][:, places], np.int32),
@@ -215,13 +209,13 @@ def _assembled(
     split = value.place
     assert isinstance(split, Split)
     whole = np.empty(whole_shape(plan, value.type, split), held[0].dtype)
-    boxes: dict[str, np.ndarray] = {}
+    parts: dict[tuple, np.ndarray] = {}
     for at, array in zip(places, held, strict=True):
-        box = _box(plan, value.type, split, at)
-        first = boxes.setdefault(repr(box), array)
+        key = tuple(at.get(axis, 0) // split.copies for axis, _ in split.cuts)
+        first = parts.setdefault(key, array)
         if not np.array_equal(first, array, equal_nan=True):
             raise TrnsimError(f"{value.name}: ranks that hold the same part of it differ")
-        whole[box] = array
+        whole[_where(plan, value.type, split, at)] = array
     return whole
 
 

@@ -5,6 +5,7 @@ and writes, whether it is legal on a chip, what it costs, and what it computes; 
 simulator prices or computes it a second time.
 """
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -67,6 +68,10 @@ class Instruction:
         """Picoseconds until the engine can start its next instruction."""
         return -(-self.cycles(chip) * PS_PER_S // chip.clock_hz[self.engine])
 
+    def work(self, chip: Chip) -> int:
+        """Picoseconds that it takes of its engine; less than `duration` for some DMA."""
+        return self.duration(chip)
+
     def execute(self) -> None:
         """Computes the values of `writes()` from those of `reads()`."""
         raise NotImplementedError
@@ -94,7 +99,7 @@ class Instruction:
         limit = (
             chip.psum_access_elements_max if view.space == "psum" else chip.sbuf_access_elements_max
         )
-        if view.free > limit:
+        if view.free > limit and _distinct(view) > limit:
             raise self.illegal(
                 f"{operand} has {view.free} elements per partition; limit in {view.space}: {limit}"
             )
@@ -119,6 +124,12 @@ class Instruction:
             raise self.illegal(
                 f"{operand} has shape {list(view.shape)}; it must be [{partitions}, 1]"
             )
+
+
+def _distinct(view: View) -> int:
+    """Elements per partition, those that a broadcast axis repeats counted once."""
+    pairs = zip(view.shape[1:], view.strides[1:], strict=True)
+    return math.prod(extent for extent, step in pairs if step)
 
 
 def legal_starts(partitions: int) -> str:

@@ -9,6 +9,7 @@ from ..arithmetic import convert
 from ..chip import Chip
 from ..memory import ITEMSIZE, View
 from .base import is_wide, lane_cycles
+from .indirection import IndirectView
 from .lanes import Lanes
 from .numerics import FLOAT32, cast, load, to_tfloat32
 from .tensor import _buffer, check_banks
@@ -36,14 +37,13 @@ class OnTensor(Lanes):
     engine = "tensor"
 
     def check_places(self, chip: Chip, dst: View, **operands: View) -> None:
-        """Operands in SBUF, the result in a bank of PSUM."""
+        """Operands in SBUF, the result in PSUM."""
         for operand, view in operands.items():
             self.check_place(chip, operand, view, ("sbuf",))
         self.check_place(chip, "dst", dst, ("psum",))
-        check_banks(self, chip)  # type: ignore[arg-type]
 
     def check_product(self, chip: Chip, dst: View, m: int, n: int) -> None:
-        """dst is [m, n], m and n inside the array's limits."""
+        """dst is [m, n] in a bank of PSUM, m and n inside the array's limits."""
         if m > chip.stationary_free_max:
             raise self.illegal(f"stationary free size is {m}; limit: {chip.stationary_free_max}")
         limit = chip.moving_free_max
@@ -55,6 +55,7 @@ class OnTensor(Lanes):
             raise self.illegal(
                 f"dst has shape {list(dst.shape)}; stationary and moving give [{m}, {n}]"
             )
+        check_banks(self, chip)  # type: ignore[arg-type]
 
     def check_result(self, chip: Chip, dst: View) -> None:
         """The result is float32, or from v4 on bfloat16."""
@@ -109,6 +110,10 @@ class Matmul(OnTensor):
     tile_position: tuple[int, int] = (0, 0)
 
     def reads(self) -> tuple[View, ...]:
+        """The operands. PSUM adds as it writes: a matmul does not wait for the one before."""
+        return self.stationary, self.moving
+
+    def used(self) -> tuple[View, ...]:
         if self.accumulate is True:
             return self.stationary, self.moving, self.dst
         return self.stationary, self.moving
@@ -139,6 +144,7 @@ class Matmul(OnTensor):
             )
         if self.double_row:
             self._check_double_row(chip)
+        self._check_indirect()
         k, m, n = self.sizes
         self.check_product(chip, self.dst, m, n)
         self._check_dtypes(chip)
@@ -162,6 +168,22 @@ class Matmul(OnTensor):
         if {left, right} == {"f8E4M3", "f8E4M3FN"}:
             raise self.illegal("f8E4M3 and f8E4M3FN cannot be mixed in one matmul")
         self.check_result(chip, self.dst)
+
+    def _check_indirect(self) -> None:
+        """Tensor indirection goes with no tiling, and not with a moving operand of a transpose."""
+        operands = (("stationary", self.stationary), ("moving", self.moving), ("dst", self.dst))
+        indirect = {name: view for name, view in operands if type(view) is IndirectView}
+        if not indirect:
+            return
+        if self.tile_position != (0, 0):
+            raise self.illegal(
+                f"tile_position is {self.tile_position}; with tensor indirection it must be (0, 0)"
+            )
+        if self.transpose and "moving" in indirect:
+            raise self.illegal("moving of a transpose takes no tensor indirection")
+        for name, view in indirect.items():
+            if name != "dst":
+                self.check_dtype(name, view, *sorted(FLOATS - {"f32"}))
 
     def _check_double_row(self, chip: Chip) -> None:
         left, right = self.stationary, self.moving
@@ -317,7 +339,7 @@ def scale_rows(partitions: int) -> np.ndarray:
 
 def scale_views(scale: View, partitions: int, columns: int) -> tuple[View, ...]:
     """The part of a scale tensor that belongs to data of that many partitions and columns."""
-    if len(scale.shape) != 2:
+    if len(scale.shape) != 2 or isinstance(scale, IndirectView):
         return (scale,)
     rows = QUADRANT // MX_GROUP_PARTITIONS
     return tuple(scale[first : first + rows, :columns] for first in range(0, partitions, QUADRANT))
@@ -378,12 +400,14 @@ class MatmulMx(OnMx):
 
     def reads(self) -> tuple[View, ...]:
         stationary, moving = self.stationary, self.moving
-        found = (
+        return (
             stationary, moving,
             *scale_views(self.stationary_scale, stationary.shape[0], stationary.free),
             *scale_views(self.moving_scale, moving.shape[0], moving.free),
         )  # fmt: skip
-        return (*found, self.dst) if self.accumulate is True else found
+
+    def used(self) -> tuple[View, ...]:
+        return (*self.reads(), self.dst) if self.accumulate is True else self.reads()
 
     def writes(self) -> tuple[View, ...]:
         return (self.dst,)

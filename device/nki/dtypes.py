@@ -7,6 +7,16 @@ import numpy as np
 
 from ..errors import BadInput
 
+STORED_AS_INTEGERS = ("float8_e5m2_x4", "float8_e4m3fn_x4", "float4_e2m1fn_x4", "tfloat32")
+"""Types of which numpy has no counterpart: integers (of tfloat32, floats) that carry the name."""
+METADATA = "nki"
+"""Key of the name in the metadata of such a numpy dtype."""
+
+
+def _named(kind: np.dtype) -> str | None:
+    """The NKI name that a numpy dtype carries, if it does."""
+    return kind.metadata.get(METADATA) if kind.metadata else None
+
 
 class DType:
     """An element type: `nl.bfloat16`.
@@ -19,7 +29,10 @@ class DType:
     __slots__ = ("name", "dtype", "device")
 
     def __init__(self, name: str, kind: Any, device: str) -> None:
-        self.name, self.dtype, self.device = name, np.dtype(kind), device
+        self.name, self.device = name, device
+        self.dtype = np.dtype(kind)
+        if name in STORED_AS_INTEGERS:
+            self.dtype = np.dtype(kind, metadata={METADATA: name})
 
     @property
     def itemsize(self) -> int:
@@ -31,11 +44,12 @@ class DType:
             return self.name == other.name
         if isinstance(other, str):
             return self.name == other
-        if isinstance(other, np.dtype | type) and self.name not in STORED_AS_INTEGERS:
+        if isinstance(other, np.dtype | type):
             try:
-                return self.dtype == np.dtype(other)
+                kind = np.dtype(other)
             except TypeError:
                 return False
+            return self.dtype == kind and _named(self.dtype) == _named(kind)
         return False
 
     def __hash__(self) -> int:
@@ -50,9 +64,6 @@ class DType:
     def __reduce__(self) -> tuple:
         return as_dtype, (self.name,)
 
-
-STORED_AS_INTEGERS = ("float8_e5m2_x4", "float8_e4m3fn_x4", "float4_e2m1fn_x4", "tfloat32")
-"""Types of which numpy has no counterpart: none of its dtypes equals them."""
 
 DTYPES = {
     name: DType(name, kind, device)
@@ -97,7 +108,8 @@ def as_dtype(value: Any) -> DType:
         found = DTYPES.get(ALIASES.get(value, value))
     else:
         try:
-            found = _BY_NUMPY.get(np.dtype(value))
+            kind = np.dtype(value)
+            found = DTYPES.get(_named(kind) or "") or _BY_NUMPY.get(kind)
         except TypeError:
             found = None
     if found is None:

@@ -1,6 +1,7 @@
 """`import nki` means the simulator: module objects put into `sys.modules`, when asked for."""
 
 import importlib
+import importlib.util
 import sys
 from types import ModuleType
 from typing import Any
@@ -27,9 +28,11 @@ def install() -> ModuleType:
         module = _module(f"{PACKAGE}.{own}", name)
         sys.modules[name] = module
         _attach(name, module)
-    for name, module in (("nki.typing", _typing()), ("nki.dtype", _dtypes())):
+    typing = _typing()
+    for name, module in (("nki.typing", typing), ("nki.dtype", _dtypes())):
         sys.modules[name] = module
         _attach(name, module)
+    _install_legacy_typing(typing)
     return root
 
 
@@ -37,6 +40,28 @@ def uninstall() -> None:
     """Takes every module called nki or nki.something out of `sys.modules`."""
     for name in [name for name in sys.modules if name == "nki" or name.startswith("nki.")]:
         del sys.modules[name]
+    for name in LEGACY:
+        if getattr(sys.modules.get(name), "__trnsim__", False):
+            del sys.modules[name]
+
+
+LEGACY = ("neuronxcc", "neuronxcc.nki", "neuronxcc.nki.typing")
+"""New-style kernels still import their annotations from here; the rest of it is not modelled."""
+
+
+def _install_legacy_typing(typing: ModuleType) -> None:
+    """Unless the vendor's neuronxcc is installed: its annotations serve as well as ours."""
+    if "neuronxcc" in sys.modules or importlib.util.find_spec("neuronxcc") is not None:
+        return
+    for name in LEGACY:
+        made = ModuleType(name)
+        made.__dict__.update(__path__=[], __trnsim__=True)
+        made.__getattr__ = _refusal(name)  # type: ignore[method-assign]
+        sys.modules[name] = made
+    sys.modules["neuronxcc"].__dict__["nki"] = sys.modules["neuronxcc.nki"]
+    sys.modules["neuronxcc.nki"].__dict__["typing"] = sys.modules["neuronxcc.nki.typing"]
+    for annotation in ("tensor", "mutable_tensor"):
+        setattr(sys.modules["neuronxcc.nki.typing"], annotation, getattr(typing, annotation))
 
 
 def _root() -> ModuleType:

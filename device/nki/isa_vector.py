@@ -43,6 +43,7 @@ from .isa_operands import (
     operator,
     optional_operator,
     optional_scalar,
+    refuse_tfloat32,
     scalar,
     stored,
     view,
@@ -64,9 +65,8 @@ def _in_psum(*operands: View) -> bool:
 
 @instruction
 def tensor_copy(dst, src, engine=_unknown, name=None, dtype=None) -> NkiInstruction:
-    """dst = src; Vector unless an engine is named. Published kernels also give dst's `dtype`."""
-    if dtype is not None and dtype != dst.dtype:
-        raise IllegalInstruction(f"dtype is {dtype}; a copy into dst has its dtype, {dst.dtype}")
+    """dst = src; Vector unless an engine is named. `dtype`, which kernels of NKI 0.2 give, is that
+    of no operand: the values are rounded to dst's."""
     target, source = column_view(dst, "dst", bits=True), column_view(src, "src", bits=True)
     check_moves(dst, src)
     made = Copy(target, source, engine_name(engine) or "vector")
@@ -221,6 +221,7 @@ def select_reduce(
 ) -> NkiInstruction:  # fmt: skip
     """dst = on_true where predicate is true, else on_false; the rows' maximum."""
     session = current()
+    refuse_tfloat32(on_true, "on_true")
     made = SelectReduce(
         view(dst, "dst"), view(predicate, "predicate"), view(on_true, "on_true"),
         scalar(on_false, "on_false"), _column(reduce_res), command_name(reduce_cmd),

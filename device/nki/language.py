@@ -4,6 +4,7 @@ Opcodes (`nl.add`, `nl.exp`, ...) are what instructions take as `op=`, and funct
 a result in SBUF and issue the instructions for it.
 """
 
+import builtins  # `min` and others are opcodes here
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -108,11 +109,12 @@ def _fill_hbm(tensor: NkiTensor, value: float) -> None:
     from . import isa
 
     rows = tensor.reshape((tensor.shape[0], -1)) if tensor.ndim > 1 else tensor.expand_dim(0)
-    width = min(rows.shape[1], 2048)
-    tile = full((min(rows.shape[0], 128), width), value, tensor.dtype)
-    for row in range(0, rows.shape[0], 128):
+    height, width = builtins.min(rows.shape[0], 128), builtins.min(rows.shape[1], 2048)
+    tile = full((height, width), value, tensor.dtype)
+    for row in range(0, rows.shape[0], height):
         for column in range(0, rows.shape[1], width):
-            part = rows[row : min(row + 128, rows.shape[0]), column : column + width]
+            last = builtins.min(row + height, rows.shape[0])
+            part = rows[row:last, column : builtins.min(column + width, rows.shape[1])]
             isa.dma_copy(part, tile[: part.shape[0], : part.shape[1]])
 
 
@@ -250,9 +252,14 @@ tile_size = _TileSize()
 
 @contextlib.contextmanager
 def no_reorder() -> Iterator[None]:
-    """Instructions in program order, which the simulator keeps everywhere."""
-    current().hooks.append("no_reorder")
-    yield
+    """Each instruction of the block starts when the one before it has ended."""
+    session = current()
+    session.hooks.append("no_reorder")
+    outer, session.core.block = session.core.block, session.core.new_block()
+    try:
+        yield
+    finally:
+        session.core.block = outer
 
 
 def device_print(print_prefix: str, tensor: NkiTensor) -> None:

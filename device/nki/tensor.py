@@ -356,6 +356,8 @@ class NkiTensor(NKIObject):
         wanted = self.dtype if dtype is None else as_dtype(dtype)
         start = self.offset * self.dtype.itemsize // wanted.itemsize + (offset or 0)
         index = None
+        if scalar_offset is not None and vector_offset is not None:
+            raise IllegalInstruction(f"{self}: scalar_offset and vector_offset; limit: one of them")
         if scalar_offset is not None or vector_offset is not None:
             kind = "scalar" if vector_offset is None else "vector"
             dim = self._axis(indirect_dim)
@@ -482,5 +484,8 @@ def _bounds(tensor: NkiTensor, item: Any, axis: int, extent: int) -> tuple[int, 
 
 
 def _bad_index(tensor: NkiTensor, item: Any, axis: int, extent: int) -> IllegalInstruction:
-    shown = f"{item.start}:{item.stop}:{item.step}" if isinstance(item, slice) else item
+    shown = item
+    if isinstance(item, slice):
+        parts = (item.start, item.stop) if item.step is None else (item.start, item.stop, item.step)
+        shown = ":".join("" if part is None else str(part) for part in parts)
     return IllegalInstruction(f"{tensor}: index {shown} of axis {axis}; its extent is {extent}")

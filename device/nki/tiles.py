@@ -1,7 +1,8 @@
 """Functions of whole tiles: each allocates its result and issues the instructions for it.
 
-Results are in SBUF (of `matmul` and `transpose` in PSUM) with the dtype of the first tile, unless
-`dtype` is given.
+Results are in SBUF with the dtype of the first tile, unless `dtype` is given. Those of the Tensor
+engine are in PSUM: of `matmul`, of `transpose`, and of a float32 row that is broadcast along
+partitions.
 """
 
 import math
@@ -42,6 +43,8 @@ def new(shape: Sequence[int], dtype: Any, buffer: Any = MemoryRegion.sbuf) -> Nk
 def binary(name: str, x: Any, y: Any, dtype: Any = None) -> NkiTensor:
     """x `name` y elementwise; one may be a number, a [P, 1] column, or need broadcasting."""
     op = OPCODES[name]
+    if name in ("mod", "fmod"):
+        raise NotModelled(f"nki.language.{name}", "no instruction has it")
     if name == "divide":
         return _divided(x, y, dtype)
     if not isinstance(x, NkiTensor) and not isinstance(y, NkiTensor):
@@ -58,7 +61,10 @@ def binary(name: str, x: Any, y: Any, dtype: Any = None) -> NkiTensor:
     if _is_column(x, shape) and y.shape == shape:
         return _with_scalar(op, y, x, kind, reverse=True)
     dst = new(shape, kind)
-    isa.tensor_tensor(dst, broadcast_to(x, shape), broadcast_to(y, shape), op)
+    left, right = broadcast_to(x, shape), broadcast_to(y, shape)
+    if left.buffer is _PSUM and right.buffer is _PSUM:
+        left = unary("copy", left)
+    isa.tensor_tensor(dst, left, right, op)
     return dst
 
 
@@ -79,7 +85,8 @@ def _with_scalar(
 
 
 def _is_column(tile: NkiTensor, shape: tuple[int, ...]) -> bool:
-    return tile.dtype == "float32" and math.prod(tile.shape[1:]) == 1 != math.prod(shape[1:])
+    alike = tile.dtype == "float32" and tile.shape[0] == shape[0]
+    return alike and math.prod(tile.shape[1:]) == 1 != math.prod(shape[1:])
 
 
 def _common(x: tuple[int, ...], y: tuple[int, ...]) -> tuple[int, ...]:
@@ -90,6 +97,8 @@ def _common(x: tuple[int, ...], y: tuple[int, ...]) -> tuple[int, ...]:
 
 def unary(name: str, x: NkiTensor, dtype: Any = None) -> NkiTensor:
     """A function of one tile."""
+    if name in _COMPOSED:
+        return unary("copy", _COMPOSED[name](x), dtype or x.dtype)
     dst = new(x.shape, dtype or x.dtype)
     if name == "copy":
         isa.tensor_copy(dst, x)
@@ -108,6 +117,27 @@ def unary(name: str, x: NkiTensor, dtype: Any = None) -> NkiTensor:
     else:
         isa.activation(dst, OPCODES[name], x)
     return dst
+
+
+def _tan(x: NkiTensor) -> NkiTensor:
+    return _divided(unary("sin", x, "float32"), unary("cos", x, "float32"), None)
+
+
+def _floor(x: NkiTensor) -> NkiTensor:
+    """One less than the nearest integer where that is above x. Below 2^31, as integers are."""
+    nearest = unary("copy", unary("copy", x, "int32"), "float32")
+    return binary("subtract", nearest, binary("greater", nearest, x, "float32"))
+
+
+def _ceil(x: NkiTensor) -> NkiTensor:
+    return unary("negative", _floor(unary("negative", x, "float32")))
+
+
+def _trunc(x: NkiTensor) -> NkiTensor:
+    return binary("multiply", _floor(unary("abs", x, "float32")), unary("sign", x, "float32"))
+
+
+_COMPOSED = {"tan": _tan, "floor": _floor, "ceil": _ceil, "trunc": _trunc}
 
 
 def _ones(x: NkiTensor) -> int:
@@ -212,14 +242,39 @@ def broadcast_to(x: NkiTensor, shape: Sequence[int], dtype: Any = None) -> NkiTe
     if shape[0] != x.shape[0]:
         if x.shape[0] != 1:
             raise IllegalInstruction(f"{x} cannot be broadcast to {list(shape)}")
-        made = new((shape[0], *x.shape[1:]), x.dtype)
-        for row in range(0, shape[0], 32):
-            count = min(32, shape[0] - row)
-            isa.nc_stream_shuffle(made[row : row + count], x, [0] * 32)
+        made = _by_matmul(x, shape[0]) if _fits_bank(x) else _by_shuffle(x, shape[0])
     for axis in range(1, len(shape)):
         if made.shape[axis] != shape[axis]:
             made = made.broadcast(axis, shape[axis])
     return made if dtype is None or dtype == x.dtype else unary("copy", made, dtype)
+
+
+def _fits_bank(row: NkiTensor) -> bool:
+    """Whether the Tensor engine copies the row as it is, into a bank of a PSUM half empty."""
+    psum = current().core.psum
+    whole = row.dtype.name == "float32" and row.storage.region is MemoryRegion.sbuf
+    return whole and row.size * 4 <= psum.bank and 2 * psum.used < psum.capacity
+
+
+def _by_matmul(row: NkiTensor, partitions: int) -> NkiTensor:
+    """A row on all partitions, in PSUM: a matmul with ones (nki/guides/tutorials/fused_mamba.rst:
+    partitions are broadcast along by the Tensor engine)."""
+    session = current()
+    ones = session.state.get("ones")
+    if ones is None:
+        ones = session.state["ones"] = new((1, 128), "float32")
+        isa.memset(ones, 1.0)
+    made = new((partitions, *row.shape[1:]), "float32", _PSUM)
+    isa.nc_matmul(made, ones[:, :partitions], row, is_stationary_onezero=True)
+    return made
+
+
+def _by_shuffle(row: NkiTensor, partitions: int) -> NkiTensor:
+    made = new((partitions, *row.shape[1:]), row.dtype)
+    for start in range(0, partitions, 32):
+        count = min(32, partitions - start)
+        isa.nc_stream_shuffle(made[start : start + count], row, [0] * 32)
+    return made
 
 
 def expand_dims(x: NkiTensor, axis: int) -> NkiTensor:
@@ -331,6 +386,16 @@ def dropout(x: NkiTensor, rate: Any, dtype: Any = None) -> NkiTensor:
     return dst
 
 
-def gather_flattened(*args: Any, **kwargs: Any) -> NkiTensor:
-    """Not modelled: raises NotModelled."""
-    raise NotModelled("nki.language.gather_flattened", "use nisa.nc_n_gather")
+def gather_flattened(
+    data: NkiTensor, indices: NkiTensor, axis: int = 0, dtype: Any = None
+) -> NkiTensor:
+    """Of each partition, the elements that its own indices name, free axes flattened.
+
+    Raises NotModelled for an axis other than the default: no document says what it does.
+    """
+    if axis != 0:
+        raise NotModelled(f"nki.language.gather_flattened(axis={axis})")
+    picks = indices if indices.dtype == "uint32" else unary("copy", indices, "uint32")
+    dst = new(indices.shape, data.dtype)
+    isa.nc_n_gather(dst, data, picks)
+    return dst if dtype is None or dtype == data.dtype else unary("copy", dst, dtype)

@@ -1,5 +1,7 @@
 """Which elements of an allocation have been written: uninitialised reads, and PSUM's first write.
 
+In PSUM also which elements another engine than Tensor wrote last: what a matmul may not add to.
+
 An allocation that was written as a whole needs no mask; one that is written in parts keeps a bool
 per element of its own dtype, or per byte once it is used as another.
 """
@@ -12,11 +14,13 @@ from ..memory import ITEMSIZE, Tensor, View
 class Written:
     """The written elements of one tensor, whose first partition is `origin`."""
 
-    __slots__ = ("tensor", "full", "unit", "_mask", "_origin")
+    __slots__ = ("tensor", "full", "unit", "line", "foreign", "_mask", "_origin")
 
     def __init__(self, tensor: Tensor, full: bool = False, origin: int = 0) -> None:
         self.tensor, self.full, self._origin = tensor, full, origin
         self.unit = ITEMSIZE[tensor.dtype]
+        self.line = ""  # of the kernel, where the tensor was made
+        self.foreign: Written | None = None  # in PSUM: written last by another engine than Tensor
         self._mask: np.ndarray | None = None
 
     def add(self, view: View) -> None:
@@ -27,6 +31,14 @@ class Written:
             self.full, self._mask = True, None
             return
         self._window(view)[...] = True
+
+    def note_engine(self, view: View, engine: str) -> None:
+        """An engine has written the view, which is in PSUM."""
+        if engine != "tensor":
+            self.foreign = self.foreign or Written(self.tensor, origin=self._origin)
+            self.foreign.add(view)
+        elif self.foreign is not None:
+            self.foreign.clear(view)
 
     def covers(self, view: View) -> bool:
         """Whether every element of the view has been written."""
