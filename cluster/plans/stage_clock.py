@@ -12,7 +12,8 @@ Both are exact. Neither is used for ranks that are traced.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -122,8 +123,8 @@ class StageClock:
                     case _:
                         self._stretch(part, here)
         self.at = None
-        while self.flights.all:
-            self._wait(self.flights.all[0])
+        for flight in list(self.flights):
+            self._wait(flight)
 
     def account(self) -> Account:
         """Where the time of all tasks went."""
@@ -190,7 +191,7 @@ class StageClock:
         start = self.now
         self._block(steps, context)
         mine, self._account = self._account, outer
-        flights = tuple(_moved(f, -start, 0, context, sign=-1) for f in self.flights.all)
+        flights = tuple(_moved(f, -start, 0, context, sign=-1) for f in self.flights)
         return _Effect(self.now - start, flights, mine, 1)
 
     def _relative(self, context: Context) -> tuple:
@@ -203,7 +204,7 @@ class StageClock:
                 _keys(f.reads, context, -1),
                 _keys(f.writes, context, -1),
             )
-            for f in self.flights.all
+            for f in self.flights
         )
 
     def _block(self, steps: Sequence[Step], context: Context) -> None:
@@ -223,7 +224,7 @@ class StageClock:
             self._block(loop.body, context.at(layer))
             mine, self._account = self._account, outer
             self._account.merge(mine)
-            after = _State(layer, self.now, tuple(self.flights.all))
+            after = _State(layer, self.now, tuple(map(copy, self.flights)))
             left = len(numbers) - done
             if self.repeats and left and before and self._same(before, after, loop):
                 self._account.merge(mine, left)
@@ -255,7 +256,7 @@ class StageClock:
     def _component(self, loop: Layers) -> Array:
         """int64[classes]: which of them the loop, and what is in flight, connect."""
         meetings = {self._meeting(s) for s in loop.body if isinstance(s, Exchange)}
-        meetings |= {flight.meeting for flight in self.flights.all}
+        meetings |= {flight.meeting for flight in self.flights}
         tables = {id(m.rows): m.rows for m in meetings if m is not None}
         key = tuple(sorted(tables))
         if key not in self._components:
@@ -267,13 +268,13 @@ class StageClock:
     def _run(self, step: Run, context: Context) -> None:
         price, duration = self._duration(step.segment)
         taken = duration
-        if self.flights.all:
+        if self.flights.some:
             for flight in self.flights.before(*self._uses(step, context)):
                 self._wait(flight)
-            for index in self.flights.overlapping(self.now, duration):
-                delay = self.flights.all[index].delay(self.now, duration, price.demand)
+            for flight in self.flights.overlapping(self.now, duration):
+                delay = flight.delay(self.now, duration, price.demand)
                 if delay is not None:
-                    self._slow(index, delay)
+                    self._slow(flight, delay)
                     taken = taken + delay
         start, self.now = self.now, self.now + taken
         self._account.add(("run", "recompute" if step.again else context.kind), taken)
@@ -307,31 +308,29 @@ class StageClock:
         met = meeting.last(ready)
         self._note_late(meeting, ready, met)
         flight = Flight(meeting, met, met + meeting.ends, reads, writes)
-        flight = self._beside(flight)
+        self._beside(flight)
         self.flights.add(flight)
         self._account.add(("total", meeting.name), flight.end - ready)
         self._account.add(("count", meeting.name), 1)
         self._trace(f"stream {step.stream}", step.label, ready, flight.end - ready)
 
-    def _beside(self, flight: Flight) -> Flight:
+    def _beside(self, flight: Flight) -> None:
         """A new flight, and those that are under way, as they slow each other."""
         demand, duration = flight.meeting.price.demand, flight.end - flight.begin
-        for index in self.flights.overlapping(flight.begin, duration):
-            other = self.flights.all[index]
-            if other.meeting.stream == flight.meeting.stream:
+        for other in self.flights.overlapping(flight.begin, duration):
+            if other.stream == flight.stream:
                 continue
             delay = other.delay(flight.begin, duration, demand)
             if delay is not None:
-                self._slow(index, delay)
-                flight = flight.moved(flight.begin, flight.end + flight.meeting.last(delay))
-        return flight
+                self._slow(other, delay)
+                flight.move(0, flight.meeting.last(delay))
 
-    def _slow(self, index: int, delay: Array) -> None:
+    def _slow(self, flight: Flight, delay: Array) -> None:
         """Delays a flight that shares with something else."""
-        meeting = self.flights.all[index].meeting
+        meeting = flight.meeting
         self._account.add(("total", meeting.name), meeting.last(delay))
         self._account.add(("shared", meeting.name), delay)
-        self.flights.delay(index, delay)
+        self.flights.delay(flight, delay)
 
     def _note_late(self, meeting: Meeting, ready: Array, met: Array) -> None:
         if ready.size > 1:
@@ -346,12 +345,8 @@ class StageClock:
     def _alias(self, step: Exchange, context: Context) -> None:
         """An exchange among groups of one rank: results are ready when operands are."""
         reads, writes = self._uses(step, context)
-        self.flights = InFlight(
-            [
-                replace(f, writes=f.writes + writes) if set(reads) & set(f.writes) else f
-                for f in self.flights.all
-            ]
-        )
+        for flight in self.flights.before(reads, ()):
+            self.flights.alias(flight, writes)
 
     def _meeting(self, step: Exchange) -> Meeting | None:
         if id(step) not in self._meetings:
@@ -378,9 +373,9 @@ class StageClock:
 
     def _wait(self, flight: Flight) -> None:
         """Compute waits for a flight, and before it for those ahead of it in its stream."""
-        while flight in self.flights.all:
-            stream = flight.meeting.stream
-            self._wait_once(next(f for f in self.flights.all if f.meeting.stream == stream))
+        queue = self.flights.queues[flight.stream]
+        while flight in queue:
+            self._wait_once(queue[0])
 
     def _wait_once(self, flight: Flight) -> None:
         waited = np.maximum(flight.end - self.now, 0)
@@ -390,8 +385,7 @@ class StageClock:
         self._land()
 
     def _land(self) -> None:
-        if self.flights.all:
-            self.flights.land(self.now)
+        self.flights.land(self.now)
 
     def _key(self, ref: Ref, context: Context) -> ValueKey:
         value = self.program.values[ref.name]
