@@ -18,7 +18,7 @@ from .accounts import Account
 from .places import Array, Classes, classes_of
 from .prices import ExchangePrice, Prices
 from .program import Exchange, Send, StageProgram, TrainingProgram
-from .stage_clock import Message, StageClock
+from .stage_clock import Message, Shared, StageClock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Conditions:
             raise BadInput("seed", self.seed, "a whole number, 0 or more")
         for rank, factor in self.slow:
             if factor < 1:
-                raise BadInput(f"slowness of rank {rank}", factor, "a factor of 1 or more")
+                raise BadInput(f"slowness of rank {rank}", factor, "a factor of 1 or more", 1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,13 +128,14 @@ def advance(
     classes = _classes(program, prices, paces, work)
     paces.fold(classes)
     mail: dict[Message, deque[Array]] = {}
+    shared = Shared()
 
     def post(message: Message, arrival: Array) -> None:
         mail.setdefault(message, deque()).append(arrival)
 
     clocks = [
         StageClock(
-            stage, prices, classes, post, paces.of, paces.varies,
+            stage, prices, classes, post, shared, paces.of, paces.varies,
             int(prices.places.ranks[stage.stage, 0]) if traced else None,
             None if work is None else work[classes.first],
         )

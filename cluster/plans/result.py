@@ -18,8 +18,16 @@ from .plan import Plan
 from .prices import Prices
 from .program import TrainingProgram
 
-COMPUTE = ("forward", "backward", "weights", "recompute", "gradients", "optimizer")
-"""Parts of a step that are compute: passes of tasks, and forward passes done again."""
+COMPUTE = {
+    "forward": "forward",
+    "backward": "backward",
+    "weights": "backward of weights",
+    "recompute": "recompute",
+    "gradients": "gradient upkeep",
+    "optimizer": "optimizer",
+}
+"""Passes of tasks, and forward passes done again -> the parts of a step that are compute."""
+EXPOSED = "exposed "  # and the label of exchanges
 BUBBLE = "pipeline bubble"
 
 
@@ -94,7 +102,7 @@ class PlanResult:
 
     @property
     def hfu(self) -> float:
-        """The same with all matmul FLOPs that the ranks execute, recomputation included."""
+        """The same with the matmul FLOPs that the ranks execute, recomputation included."""
         return self.executed_flops / (self.peak_flops * self.seconds)
 
     @property
@@ -105,7 +113,7 @@ class PlanResult:
     @property
     def exposed(self) -> int:
         """Time in which compute waits for exchanges."""
-        return sum(t for name, t in self.parts.items() if name not in (*COMPUTE, BUBBLE))
+        return sum(t for name, t in self.parts.items() if name.startswith(EXPOSED))
 
     @property
     def fits(self) -> bool:
@@ -119,11 +127,10 @@ class PlanResult:
         return f"{name}, {ps / self.step:.0%} of the step"
 
     def _shares(self) -> dict[str, int]:
-        compute = sum(self.parts.get(name, 0) for name in COMPUTE)
+        compute = sum(self.parts.get(name, 0) for name in COMPUTE.values())
         busiest = max(self.engines.items(), key=lambda item: item[1], default=("", 0))[0]
         shares = {f"compute, most of it limited by {busiest}": compute}
-        rest = {n: t for n, t in self.parts.items() if n not in COMPUTE}
-        return shares | {n if n == BUBBLE else f"waiting for {n}": t for n, t in rest.items()}
+        return shares | {n: t for n, t in self.parts.items() if n not in COMPUTE.values()}
 
 
 def price_plan(
@@ -238,10 +245,10 @@ def described(plan: Plan) -> dict[str, Any]:
 def parts(timeline: Timeline) -> dict[str, int]:
     """Where the step of the average rank goes, in ps."""
     found = {name: ps for name, ps in _means(timeline, "run").items() if ps}
-    ordered = {name: found[name] for name in COMPUTE if name in found}
+    ordered = {part: found[name] for name, part in COMPUTE.items() if name in found}
     for name, ps in _means(timeline, "exposed").items():
-        label = name.partition(": ")[0]
-        ordered[label] = ordered.get(label, 0) + ps
+        part = EXPOSED + name.partition(": ")[0]
+        ordered[part] = ordered.get(part, 0) + ps
     idle = [
         timeline.duration - ends + sum(account.total("wait").values())
         for ends, account in zip(timeline.ends, timeline.accounts, strict=True)
