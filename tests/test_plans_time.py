@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from .stages import F32, Stated, collective, pipeline, timed
 
 from trnsim.cluster.plans.clocks import Conditions, advance
 from trnsim.cluster.plans.program import (
@@ -21,6 +20,8 @@ from trnsim.cluster.plans.program import (
     Value,
 )
 from trnsim.device.errors import CollectiveMismatch
+
+from .stages import F32, Stated, collective, pipeline, timed
 
 F, B, W = timed("forward"), timed("backward"), timed("weights")
 PASSES = {"forward": F, "backward": B, "weights": W}

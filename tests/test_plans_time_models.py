@@ -1,6 +1,7 @@
 """Priced plans of small models: sums, traffic, memory, and prices against the whole fabric."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,11 +37,11 @@ GPT = ModelConfig(
 
 def planned(mesh: str, nodes: int = 1, **fields) -> Plan:
     """A plan of the small model, four microbatches of 1 where the batch is not given."""
-    made = dict(global_batch=64, seq=SEQ, microbatch=1) | fields
+    made: dict[str, Any] = dict(global_batch=64, seq=SEQ, microbatch=1) | fields
     return Plan.of(GPT, instance="trn2.48xlarge", nodes=nodes, mesh=mesh, **made)
 
 
-MESHES = {
+MESHES: dict[str, dict[str, Any]] = {
     "dp": dict(mesh="dp=4,tp=1", global_batch=8),
     "tp": dict(mesh="dp=2,tp=4", global_batch=8),
     "pp": dict(mesh="pp=4,dp=1,tp=4", global_batch=8),
@@ -62,7 +63,7 @@ def results() -> dict[str, PlanResult]:
 def test_parts_are_the_step(results, name):
     result = results[name]
     assert sum(result.parts.values()) == pytest.approx(result.step, abs=len(result.parts))
-    assert result.exposed <= sum(item.total for item in result.exchanges)
+    assert result.exposed <= sum(i.total for i in result.exchanges if i.operation != "send")
     assert 0 < result.mfu < result.executed_flops / result.flops
     assert result.fits
 
@@ -225,6 +226,15 @@ def test_bubble_of_the_plan_is_the_closed_form(results):
     result = results["pp"]
     passes = sum(result.parts.get(name, 0) for name in COMPUTE.values())
     assert result.bubble > 3 / (8 + 3) * passes / result.step  # sends and uneven ends come on top
+
+
+def test_boundaries_carry_the_hidden_states_of_a_microbatch(results):
+    """U7: microbatch x seq x hidden elements, of which every rank of tp sends its part."""
+    sent = {item.label: item for item in results["pp"].exchanges if item.operation == "send"}
+    assert set(sent) == {"pipeline forward", "pipeline backward"}
+    for item in sent.values():
+        assert item.nbytes * 4 == 1 * SEQ * D * 2
+        assert (item.group, item.groups, item.count) == ("pp", 4, 8)
 
 
 def test_command_prints_json():
