@@ -61,8 +61,8 @@ def tabulate(study: Study, results: Sequence[PointResult], version: str) -> Stud
 def pareto_front(rows: Sequence[Mapping[str, Any]], pareto: Pareto) -> list[int]:
     """Numbers of the rows that no other row is better than: as good in all, better in one.
 
-    Rows without a value in one of the columns do not count, nor plans that do not fit. Raises BadInput for a column that no
-    row has.
+    Rows without a value in one of the columns do not count, nor plans that do not fit. Raises
+    BadInput for a column that no row has.
     """
     signs = [(name, 1) for name in pareto.lower] + [(name, -1) for name in pareto.higher]
     for name, _ in signs:

@@ -3,8 +3,8 @@
 Probabilities are found again from the saved logarithms of the sums (Dao et al., arXiv:2205.14135,
 algorithm 4). Of the heads that go together everything is held on chip: queries and incoming
 gradients as rows and turned, the gradient of the queries in float32. The gradients of a block's
-keys and values collect in PSUM over all tiles of queries. Scores of the next unit are computed
-while this one's leave.
+keys and values collect in PSUM over all tiles of queries. The steps of four units are under way at
+a time, so that the engines, each in its order, do not wait for one another.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from .attention_tiles import FOUR, Group, Heads, Rows, size_of, whole_tiles
 from .matmul_sides import BANK, PE
 from .nest import Context, Loop, once, tiles
 
-ROOM = 96_000
+ROOM = 120_000
 """Bytes per partition for heads; one head may take more."""
 
 SPARE = 16 * 1024
@@ -64,12 +64,12 @@ class _Backward:
         self.tall, self.key_tiles = -(-s // PE), -(-t // PE)
         key_bytes = (2 * whole_tiles(t) + self.key_tiles * h) * size
         head_bytes = (2 * whole_tiles(s) + 2 * self.tall * h) * size + self.tall * h * 4
-        head_bytes += FOUR * h * (3 * size + 4)
+        head_bytes += min(FOUR, self.tall) * 5 * h * size + 4 * h
         self._check_room(key_bytes + head_bytes)
-        self.heads = Heads(kernel, context, key_bytes, head_bytes, ROOM)
+        self.heads = Heads(kernel, context, key_bytes, head_bytes, ROOM, banks=1)
         self.blocks = tiles(0, t, BANK)
         self._allocate(context, self.heads.keys, self.heads.together)
-        self.mask, self.made = self.heads.mask() if kernel.causal else (self.line, [])
+        self.mask, self.made = self.heads.mask() if kernel.causal else (self.lse, [])
 
     def _allocate(self, c: Context, keys: int, heads: int) -> None:
         dtype, h, tall = self.heads.dtype, self.shapes.h, self.tall
@@ -83,18 +83,19 @@ class _Backward:
         self.query_rows = c.tile((tall, heads * h), dtype, "query rows")
         self.dout_rows = c.tile((tall, heads * h), dtype, "dout rows")
         self.total = c.tile((heads * tall, h), "f32", "gradient of queries")
-        self.spare = c.rotating((FOUR, max(keys, heads) * h), dtype, "rows")
-        self.products = c.rotating(h, "f32", "dout times out")
-        self.part = c.rotating(1, "f32", "sum of products")
+        four = min(FOUR, max(tall, self.key_tiles))
+        self.spare = c.rotating((four, max(keys, heads) * h), dtype, "rows")
+        self.products = c.tile(heads * h, "f32", "dout times out")
+        self.part = c.tile(heads, "f32", "sums of products")
         self.lse = c.tile(heads * tall, "f32", "lse")
         self.delta = c.tile(heads * tall, "f32", "delta")
-        self.line = c.tile(PE, "f32", "line")
+        self.lines = [c.tile(PE, "f32", f"line {i}") for i in range(2)]
         self.weights = c.rotating(BANK, dtype, "weights")
         self.inner = c.rotating(BANK, dtype, "gradient of scores")
         self.turned = c.rotating((FOUR, PE), dtype, "gradient of scores turned")
-        self.out = {name: c.tile((FOUR, heads * h), out, name) for name in ("dq", "dk", "dv")}
+        self.out = {name: c.tile((four, heads * h), out, name) for name in ("dq", "dk", "dv")}
         self.scores = [c.bank(BANK, "f32", f"scores {i}") for i in range(2)]
-        self.incoming = c.bank(BANK, "f32", "gradient of weights")
+        self.incoming = [c.bank(BANK, "f32", f"gradient of weights {i}") for i in range(2)]
         self.dq = c.bank(h, "f32", "dq")
         self.dk, self.dv = (c.bank(BANK, "f32", name) for name in ("dk", "dv"))
 
@@ -143,9 +144,10 @@ class _Backward:
         ):
             yield from own.load(own.rows(operand), rows, group.b, heads, 0, s)
             yield from own.turn(rows, turned[:, : count * whole_tiles(s)], s, count)
-        for operand, column in ((4, self.lse), (6, self.delta)):
+        for operand, column, line in ((4, self.lse, self.lines[0]), (6, self.delta, self.lines[1])):
             value = self.kernel.sources[operand]
-            yield from own.load_columns(value, self.line, column[:], group.b, heads, -1.0)
+            numbers = own.numbers(group, heads)
+            yield from own.load_columns(value, line, column[:], numbers, -1.0)
         yield from self._deltas(group, heads)
         yield Loop(
             len(self.blocks),
@@ -156,24 +158,19 @@ class _Backward:
 
     def _deltas(self, group: Group, heads: range) -> Iterator[Instruction]:
         """delta[row] = sum of dout * out over the head, less dlse."""
-        own, h = self.heads, self.shapes.h
-        turn = 0
+        own, h, count = self.heads, self.shapes.h, len(heads)
+        delta = self.delta[:, : count * self.tall].reshape(PE, count, self.tall)
         for i, (at, size) in enumerate(tiles(0, self.shapes.s, BANK)):
-            rows = self.spare[i % 2]
-            yield from own.load(own.rows(3), rows, group.b, heads, at, size)
-            for c in range(len(heads)):
-                width = slice(c * h, (c + 1) * h)
-                for row, count in tiles(at, at + size, PE):
-                    tile = row // PE
-                    product, part = (x[turn % 2][:count] for x in (self.products, self.part))
-                    out = rows[:count, tile % FOUR, width]
-                    dout = self.dout_rows[:count, tile, width]
-                    yield TensorTensor(product, out, dout, "multiply")
-                    yield TensorReduce(part, product, "add")
-                    at_column = c * self.tall + tile
-                    column = self.delta[:count, at_column : at_column + 1]
-                    yield TensorTensor(column, column, part, "add")
-                    turn += 1
+            out = self.spare[i % 2]
+            yield from own.load(own.rows(3), out, group.b, heads, at, size)
+            for row, rows in tiles(at, at + size, PE):
+                tile, width = row // PE, slice(0, count * h)
+                product, part = self.products[:rows, width], self.part[:rows, :count]
+                dout = self.dout_rows[:rows, tile, width]
+                yield TensorTensor(product, out[:rows, tile % FOUR, width], dout, "multiply")
+                yield TensorReduce(part, product.reshape(rows, count, h), "add", axes=1)
+                column = delta[:rows, :, tile]
+                yield TensorTensor(column, column, part, "add")
 
     def _units(self, block: int, group: Group, heads: range) -> list[_Unit]:
         units = []
@@ -194,27 +191,33 @@ class _Backward:
         block, width = self.blocks[j]
         units = self._units(block, group, heads)
         started: set[tuple[int, int]] = set()
-        for k in range(-1, len(units) + 1):
+        for k in range(-1, len(units) + 2):
             if k + 1 < len(units):
-                yield self._score(units[k + 1], k + 1)
+                yield from self._score(units[k + 1], k + 1)
             if 0 <= k < len(units):
                 yield from self._weigh(units[k], k)
-            if k - 1 >= 0:
-                yield from self._queries(units[k - 1], k - 1)
-            if 0 <= k < len(units):
-                yield from self._keys_and_values(units[k], k, started)
-                yield from self._turn(units[k], k)
-                if units[k].last:
-                    yield from self._leave(units[k].head, width)
+            if k >= 2 and units[k - 2].last:
+                yield from self._leave(units[k - 2].head, width)
+            if 0 <= k - 1 < len(units):
+                yield from self._keys_and_values(units[k - 1], k - 1, started)
+                yield from self._turn(units[k - 1], k - 1)
+            if k >= 2:
+                yield from self._queries(units[k - 2], k - 2)
+        if units:
+            yield from self._leave(units[-1].head, width)
         own = self.heads
         for result, name in ((1, "dk"), (2, "dv")):
             yield from own.store(own.result(result), self.out[name], group.b, heads, block, width)
 
     # ---- the steps of a unit -----------------------------------------------------------------
 
-    def _score(self, unit: _Unit, k: int) -> Instruction:
-        query, key = self._query(self.queries, unit), self._key(self.keys, unit)
-        return Matmul(self.scores[k % 2][: unit.rows, : unit.width], query, key)
+    def _score(self, unit: _Unit, k: int) -> Iterator[Instruction]:
+        """Scores, and the gradient of the probabilities."""
+        scores, incoming = (
+            x[k % 2][: unit.rows, : unit.width] for x in (self.scores, self.incoming)
+        )
+        yield Matmul(scores, self._query(self.queries, unit), self._key(self.keys, unit))
+        yield Matmul(incoming, self._query(self.douts, unit), self._key(self.values, unit))
 
     def _query(self, turned: Tensor, unit: _Unit) -> View:
         at = unit.head * whole_tiles(self.shapes.s) + unit.row
@@ -230,8 +233,7 @@ class _Backward:
         if self.kernel.causal and unit.row + unit.rows - unit.block == unit.width:
             corner = scores[:, unit.width - unit.rows :]
             yield TensorTensor(corner, corner, self.mask[: unit.rows, : unit.rows], "add")
-        incoming = self.incoming[: unit.rows, : unit.width]
-        yield Matmul(incoming, self._query(self.douts, unit), self._key(self.values, unit))
+        incoming = self.incoming[k % 2][: unit.rows, : unit.width]
         weights = self.weights[k % 2][: unit.rows, : unit.width]
         bias = self._column(self.lse, unit)
         yield Activation(weights, scores, "exponential", scale=self.kernel.scale, bias=bias)
@@ -268,7 +270,7 @@ class _Backward:
             started.add((unit.head, i))
 
     def _turn(self, unit: _Unit, k: int) -> Iterator[Instruction]:
-        spread = self.heads.turned[k % 2].reshape(PE, FOUR, PE)
+        spread = self.heads.turned[0].reshape(PE, FOUR, PE)
         turned, whole = self.turned[k % 2], unit.width // PE
         for i, (at, wide) in enumerate(unit.cuts):
             inner = self.inner[k % 2][: unit.rows, at : at + wide]

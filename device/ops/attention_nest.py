@@ -26,8 +26,11 @@ from .attention_tiles import FOUR, Group, Heads, evacuate, size_of, whole_tiles
 from .matmul_sides import BANK, PE
 from .nest import Context, Loop, once, tiles
 
-ROOM = 96_000
+ROOM = 120_000
 """Bytes per partition for heads; one head may take more."""
+
+KEPT_COLUMNS = 2048
+"""Columns of sums that wait for their logarithm: each change of function loads a table."""
 
 
 def nest(kernel: AttentionKernel, context: Context) -> Loop:
@@ -40,7 +43,8 @@ class _Unit:
     """One tile of queries against one block of keys.
 
     `head` is the query head's place among those that go together, `key` its key head's among those
-    held; `tile` is the tile's number in its group of 512 queries, `row` its first query.
+    held; `tile` is the tile's number in its group of 512 queries, `row` its first query; `column`
+    is where its sum is kept.
     """
 
     head: int
@@ -51,6 +55,7 @@ class _Unit:
     block: int
     width: int
     last: bool
+    column: int
 
     @property
     def first(self) -> bool:
@@ -89,8 +94,11 @@ class _Forward:
         self.turned = c.rotating((FOUR, PE), dtype, "weights turned")
         out = self.kernel.types[self.kernel.operations[0].results[0]].dtype
         self.out = c.rotating((four, heads * h), out, "out")
-        self.sums = c.tile(heads * self.tall, "f32", "sums of exponentials")
-        self.lse = c.tile(heads * self.tall, "f32", "lse")
+        count = self.context.part.count * self.tall
+        self.waits = count <= KEPT_COLUMNS
+        count = count if self.waits else heads * self.tall
+        self.sums = c.tile(count, "f32", "sums of exponentials")
+        self.lse = c.tile(count, "f32", "lse")
         self.line = c.tile(PE, "f32", "lse line")
         self.scores = [c.bank(BANK, "f32", f"scores {i}") for i in range(3)]
         self.products = [c.bank(h, "f32", f"product {i}") for i in range(2)]
@@ -99,6 +107,8 @@ class _Forward:
         """The whole nest."""
         yield from self.made
         yield self.heads.loop(self._keys, self._some)
+        if self.waits:
+            yield from self._logarithms(range(self.context.part.start, self.context.part.stop))
 
     def _keys(self, i: int, group: Group) -> Iterator[Instruction]:
         """Keys turned and values of the key heads, whole."""
@@ -128,22 +138,32 @@ class _Forward:
             lambda j: self._group(j, group, heads),
             lambda j: (self.groups[j][1], self.kernel.causal and j),
         )
+        if not self.waits:
+            yield from self._logarithms(self.heads.numbers(group, heads))
+
+    def _logarithms(self, heads: range) -> Iterator[Instruction]:
+        """lse of heads (numbered over all batch elements), whose columns are the first ones."""
         count = len(heads) * self.tall
         lse, sums = self.lse[:, :count], self.sums[:, :count]
         yield Activation(sums, sums, "log")
         yield TensorTensor(lse, sums, lse, "subtract")
-        value = self.kernel.targets[1]
-        yield from self.heads.store_columns(value, self.line, self.lse[:], group.b, heads)
+        for first, some in tiles(0, len(heads), max(1, PE // self.tall)):
+            own = heads[first : first + some]
+            columns = self.lse[:, first * self.tall : (first + some) * self.tall]
+            yield from self.heads.store_columns(self.kernel.targets[1], self.line, columns, own)
 
     def _units(self, start: int, count: int, group: Group, heads: range) -> list[_Unit]:
         units: list[_Unit] = []
+        skipped = group.b * self.shapes.n + heads.start - self.context.part.start
+        before = skipped * self.tall if self.waits else 0
         for c, n in enumerate(heads):
             key = n // self.shapes.repeat - group.keys.start
             for block in range(0, self.shapes.t, BANK):
                 for i, (row, rows) in enumerate(tiles(start, start + count, PE)):
                     width = self.heads.seen(row, rows, block)
                     if width:
-                        units.append(_Unit(c, key, i, row, rows, block, width, False))
+                        column = before + c * self.tall + row // PE
+                        units.append(_Unit(c, key, i, row, rows, block, width, False, column))
         ends = {(unit.head, unit.tile): k for k, unit in enumerate(units)}
         for k in ends.values():
             units[k] = replace(units[k], last=True)
@@ -255,5 +275,4 @@ class _Forward:
 
     def _column(self, tile: Tensor, unit: _Unit) -> View:
         """[rows, 1] of a [128, (head, tile of queries)] value."""
-        at = unit.head * self.tall + unit.row // PE
-        return tile[: unit.rows, at : at + 1]
+        return tile[: unit.rows, unit.column : unit.column + 1]

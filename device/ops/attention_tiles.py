@@ -56,19 +56,26 @@ class Group:
 
 class Heads:
     """Loads and stores of heads, and the loop over them. `key_bytes` and `head_bytes` are what one
-    key head and one query head take per partition."""
+    key head and one query head take per partition, of `room`; transposes go through `banks`."""
 
     def __init__(
-        self, kernel: AttentionKernel, context: Context, key_bytes: int, head_bytes: int, room: int
+        self,
+        kernel: AttentionKernel,
+        context: Context,
+        key_bytes: int,
+        head_bytes: int,
+        room: int,
+        banks: int = 2,
     ) -> None:
         self.kernel, self.context, self.shapes = kernel, context, kernel.shapes
         self.h, self.dtype = self.shapes.h, kernel.operand_type(0).dtype
         kind = "f32" if context.chip.generation < 3 else self.dtype
-        self.turned = [context.bank(BANK, kind, f"turned {i}") for i in range(2)]
+        self.turned = [context.bank(BANK, kind, f"turned {i}") for i in range(banks)]
         repeat, tall = self.shapes.repeat, -(-self.shapes.s // PE)
-        self.keys = max(1, min(self.shapes.kv, room // 2 // (key_bytes + repeat * head_bytes)))
+        most = max(1, room // 2 // (key_bytes + repeat * head_bytes))
+        self.keys = -(-self.shapes.kv // -(-self.shapes.kv // most))
         most = max(1, min(room // 2 // head_bytes, PE // tall))
-        self.together = min(self.keys * repeat, most)
+        self.together = -(-self.keys * repeat // -(-self.keys * repeat // most))
         self.groups = list(self._groups())
 
     def _groups(self) -> Iterator[Group]:
@@ -155,7 +162,7 @@ class Heads:
         dense = tall * PE == wide and count % PE == 0
         runs = tiles(0, len(slots), FOUR if dense else 1)
         for q, (first, some) in enumerate(runs):
-            bank = self.turned[q % 2]
+            bank = self.turned[q % len(self.turned)]
             for i, (c, tile, count) in enumerate(slots[first : first + some]):
                 source = src[:count, tile, c * self.h : (c + 1) * self.h]
                 yield Transpose(bank[: self.h, i * PE : i * PE + count], source)
@@ -166,34 +173,34 @@ class Heads:
     # ---- one number for each row ---------------------------------------------------------------
 
     def load_columns(
-        self, value: int, line: Tensor, dst: View, b: int, heads: range, factor: float
+        self, value: int, line: Tensor, dst: View, heads: range, factor: float
     ) -> Iterator[Instruction]:
-        """dst[p, (head, tile)] = factor * value[b, head, row] for float32 values, through `line`
-        [(head, tile), p]."""
+        """dst[p, (head, tile)] = factor * value[head, row] for float32 values, through `line`
+        [(head, tile), p]; heads are numbered over all batch elements."""
         count = len(heads) * -(-self.shapes.s // PE)
         if self.shapes.s % PE:
             yield Memset(line[:count], 0.0)
-        for view, place in self._lines(value, line, b, heads):
+        for view, place in self._lines(value, line, heads):
             yield DmaCopy(place, view)
         bank = self.columns[:PE, :count]
         yield Transpose(bank, line[:count])
         yield TensorScalar(dst[:, :count], bank, "multiply", factor)
 
     def store_columns(
-        self, value: int, line: Tensor, src: View, b: int, heads: range
+        self, value: int, line: Tensor, src: View, heads: range
     ) -> Iterator[Instruction]:
         """The reverse of `load_columns`, as it is."""
         count = len(heads) * -(-self.shapes.s // PE)
         bank = self.columns[:count, :PE]
         yield Transpose(bank, src[:, :count])
         yield Copy(line[:count], bank)
-        for view, place in self._lines(value, line, b, heads):
+        for view, place in self._lines(value, line, heads):
             yield DmaCopy(view, place)
 
-    def _lines(self, value: int, line: Tensor, b: int, heads: range) -> Iterator[tuple[View, View]]:
+    def _lines(self, value: int, line: Tensor, heads: range) -> Iterator[tuple[View, View]]:
         """(in HBM, in SBUF) of each DMA of [b, n, s] float32: all heads at once of whole tiles."""
         s, rest = self.shapes.s, self.shapes.s % PE
-        start, tall = (b * self.shapes.n + heads.start) * s, -(-s // PE)
+        start, tall = heads.start * s, -(-s // PE)
         if not rest:
             count = len(heads) * tall
             yield self.context.hbm(value, (count, PE), (PE, 1), start), line[:count]
@@ -205,6 +212,11 @@ class Heads:
                 yield view, line[c * tall : c * tall + whole]
             view = self.context.hbm(value, (1, rest), (PE, 1), at + whole * PE)
             yield view, line[c * tall + whole : (c + 1) * tall, :rest]
+
+    def numbers(self, group: Group, heads: range) -> range:
+        """Query heads of a group, numbered over all batch elements."""
+        first = group.b * self.shapes.n
+        return range(first + heads.start, first + heads.stop)
 
     @property
     def columns(self) -> Tensor:
