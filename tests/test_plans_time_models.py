@@ -1,6 +1,7 @@
 """Priced plans of small models: sums, traffic, memory, and prices against the whole fabric."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -107,11 +108,32 @@ def test_fsdp_gathers_parameters_for_every_pass(results):
 
 def test_tensor_parallel_traffic_of_a_layer(results):
     """Forward: two gathers and two reduce-scatters of [b, s, d]; backward the same, and the two
-    inputs gathered again for the gradients of the weights (arXiv:2205.05198, section 4.2.2)."""
-    result, size, passes = results["tp"], SEQ * D * 2, 4
-    moved = traffic(result, "tensor parallel")
-    assert moved["reduce_scatter", "tp"] >= 4 * LAYERS * passes * size
-    assert moved["all_gather", "tp"] >= 6 * LAYERS * passes * size
+    inputs gathered again for the gradients of the weights (arXiv:2205.05198, section 4.2.2). The
+    embedding scatters once and gathers its gradient; the loss gathers twice and scatters once.
+    """
+    size, passes = SEQ * D * 2, 4
+    assert traffic(results["tp"], "tensor parallel") == {
+        ("all_gather", "tp"): (6 * LAYERS + 3) * passes * size,
+        ("reduce_scatter", "tp"): (4 * LAYERS + 2) * passes * size,
+    }
+
+
+def test_expert_parallel_traffic_of_a_layer():
+    """Tokens go to their experts and back, forward and backward: slots of `capacity` times the even
+    share, top_k for each token, which sequence parallelism has divided over tp."""
+    kind: dict[str, Any] = dict(family="mixtral", experts=8, top_k=2, expert_ffn=F, norm="rms")
+    plain: dict[str, Any] = dict(
+        qkv_bias=False, linear_bias=False, activation="swiglu", positions="rope"
+    )
+    plan = Plan.of(
+        replace(GPT, positions="rope", **kind, **plain), instance="trn2.48xlarge", mesh="dp=2,ep=4,tp=2",
+        global_batch=16, seq=SEQ, capacity=1.5,
+    )  # fmt: skip
+    found = [i for i in price_plan(plan).exchanges if i.operation == "all_to_all"]
+    slots = int(1.5 * 2 * SEQ // 2)
+    passes = 16 // (2 * 4)
+    assert {(i.group, i.ranks, i.nbytes) for i in found} == {("ep", 4, slots * D * 2)}
+    assert sum(i.count for i in found) == 4 * LAYERS * passes
 
 
 def test_memory_of_states(results):
