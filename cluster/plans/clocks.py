@@ -16,7 +16,7 @@ from trnsim.device.errors import BadInput, CollectiveMismatch
 from ..clocks import Event
 from .accounts import Account
 from .places import Array, Classes, classes_of
-from .prices import ExchangePrice, Prices
+from .prices import ExchangePrice, Prices, SendPrice
 from .program import Exchange, Send, StageProgram, TrainingProgram
 from .stage_clock import Message, Shared, StageClock
 
@@ -50,13 +50,14 @@ class Conditions:
 class Timeline:
     """Times of a step in ps. ends: int64[stages, classes]; accounts by stage.
 
-    exchanges: by the names that accounts have for them.
+    exchanges, sends: by the names that accounts have for them.
     """
 
     classes: Classes
     ends: Array
     accounts: tuple[Account, ...]
     exchanges: dict[str, ExchangePrice]
+    sends: dict[str, SendPrice]
     events: list[Event] = field(default_factory=list)
 
     @property
@@ -145,8 +146,9 @@ def advance(
     ends = np.stack([clock.now for clock in clocks])
     events = [event for clock in clocks for event in clock.events]
     exchanges = {name: price for clock in clocks for name, price in clock.exchanges.items()}
+    sends = {name: price for clock in clocks for name, price in clock.sends.items()}
     accounts = tuple(clock.account() for clock in clocks)
-    return Timeline(classes, ends, accounts, exchanges, events)
+    return Timeline(classes, ends, accounts, exchanges, sends, events)
 
 
 def _drive(clocks: Sequence[StageClock], mail: dict[Message, deque[Array]]) -> None:

@@ -14,6 +14,7 @@ from .clocks import Conditions, Timeline, advance
 from .expert_load import ExpertLoad, expert_load
 from .goodput import Failures, Goodput, goodput
 from .memory import Memory, memory
+from .places import STAGE_AXIS
 from .plan import Plan
 from .prices import Prices
 from .program import TrainingProgram
@@ -33,7 +34,7 @@ BUBBLE = "pipeline bubble"
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeTime:
-    """All exchanges of one kind. Times in ps per step, of the average rank that takes part.
+    """All exchanges, or sends, of one kind. Times in ps per step, of the average rank with any.
 
     total: from a rank's arrival to its end; exposed: of that, what compute waited for. groups: per
     pipeline stage, of `ranks` members each. late: the rank that came last by most, and by how much.
@@ -201,7 +202,7 @@ def _result(
         plan=described(plan),
         step=timeline.duration,
         parts=parts(timeline),
-        exchanges=exchanges(timeline, prices),
+        exchanges=(*exchanges(timeline, prices), *sends(timeline, prices)),
         engines=engines(timeline),
         stages=tuple(int(ends.max()) for ends in timeline.ends),
         memory=max(needs, key=lambda need: need.total),
@@ -286,6 +287,33 @@ def exchanges(timeline: Timeline, prices: Prices) -> tuple[ExchangeTime, ...]:
             )
         )
     return tuple(sorted(found, key=lambda item: -item.total))
+
+
+def sends(timeline: Timeline, prices: Prices) -> tuple[ExchangeTime, ...]:
+    """What stages send to each other: from each place to the same place of the other stage.
+
+    total: until the receiver has the data. Waits of receivers are the bubble, not `exposed`.
+    """
+    found = []
+    for name, price in timeline.sends.items():
+        took = [a.sums for a in timeline.accounts if ("count", name) in a.sums]
+        found.append(
+            ExchangeTime(
+                label=f"pipeline {name.partition(': ')[0]}",
+                operation="send",
+                group=STAGE_AXIS,
+                ranks=2,
+                groups=prices.places.count,
+                nbytes=price.nbytes,
+                algorithm="direct",
+                limited_by="",
+                count=timeline.mean([sums["count", name] for sums in took]),
+                total=round(timeline.mean([sums["total", name] for sums in took])),
+                exposed=0,
+                late=None,
+            )
+        )
+    return tuple(found)
 
 
 def _latest(timeline: Timeline, prices: Prices, name: str) -> tuple[int, int] | None:

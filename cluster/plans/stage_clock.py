@@ -23,7 +23,7 @@ from .accounts import Account, Late
 from .experts import EXPERT
 from .flights import Flight, InFlight, Keys, Meeting, ValueKey
 from .places import Array, Classes, connected
-from .prices import ExchangePrice, Prices, RunPrice
+from .prices import ExchangePrice, Prices, RunPrice, SendPrice
 from .program import Exchange, Layers, Receive, Ref, Run, Send, StageProgram, Step, Task
 from .segment import Segment
 
@@ -121,6 +121,7 @@ class StageClock:
         self.flights = InFlight()
         self.events: list[Event] = []
         self.exchanges: dict[str, ExchangePrice] = {}
+        self.sends: dict[str, SendPrice] = {}
         self.at: Task | None = None
         self._account = Account()
         self._uses_of: Counter[_Effect] = Counter()
@@ -187,7 +188,10 @@ class StageClock:
         price = self.prices.send(stage, step.stage, self.program.values[step.read.name].type)
         begin = np.maximum(self._ready((self._key(step.read, context),)), self.port)
         self.port = begin + self._of_class(price.port)
-        self._account.add(("sent", step.channel), price.nbytes)
+        name = price.name(step.channel)
+        self.sends[name] = price
+        self._account.add(("total", name), self._of_class(price.arrival))
+        self._account.add(("count", name), 1)
         self._trace("send", step.channel, begin, self.port - begin)
         message = (step.channel, context.microbatch, stage, step.stage)
         self.post(message, begin + self._of_class(price.arrival))
