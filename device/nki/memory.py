@@ -11,6 +11,7 @@ A tensor that the allocator places has bytes of its own. Tensors at addresses th
 states share the memory's bytes, and overlap as their addresses do.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -44,6 +45,7 @@ class KernelMemory(Memory):
         self._lives: dict[int, Written] = {}  # of the tensors held, by id
         self._past: list[Life] = []
         self._shares = False  # whether a place was given again
+        self.overcommits = False  # whether even the places of tensors still to be read are
         self._pool: dict[int, list[np.ndarray]] = {}
         self._pooled = 0
 
@@ -124,7 +126,7 @@ class KernelMemory(Memory):
         """The place whose tensors were not used for longest. Raises OutOfMemory if every place
         has a tensor that is still to be written, or read after its last write."""
         need, best = tensor.footprint, None
-        starts = {0, *(start for start, _, _ in self._blocks)}
+        starts = {0, *(edge for start, end, _ in self._blocks for edge in (start, end))}
         if self.bank and need > self.bank // 2:
             starts = range(0, self.capacity, self.bank)
         for start in sorted(starts):
@@ -142,15 +144,15 @@ class KernelMemory(Memory):
         self._cursor = best[1] + need
         return best[1]
 
-    def _last_use(self, start: int, end: int) -> int | None:
+    def _last_use(self, start: int, end: int) -> float | None:
         """Number of the last instruction that used what lies there; None if one is to come."""
-        last = 0
+        last: float = 0
         for first, stop, key in self._blocks:
             if first < end and start < stop:
                 written = self._lives[key]
-                if written.unread:
+                if written.unread and not self.overcommits:
                     return None
-                last = max(last, written.last)
+                last = math.inf if written.unread else max(last, written.last)
         return last
 
     def _end(self, written: Written) -> None:

@@ -107,7 +107,6 @@ class Races:
                         doubts.append(Doubt(view, view.array.copy(), message))
                     return
 
-
     def _wrote(self, session: "Session", access: Access) -> bool:
         """Whether the core wrote all that it reads itself since the cores met."""
         touched = Written(access.view.tensor)
@@ -116,7 +115,8 @@ class Races:
                 if _place(own.view) == _place(access.view):
                     return True
                 touched.add(own.view)
-        return touched.covers(access.view)
+        mask = touched.mask(access.view)
+        return bool((mask if access.rows is None else mask[access.rows]).all())
 
 
 def _place(view: View) -> tuple:
