@@ -114,7 +114,7 @@ class Dma:
     dma_fixed_ps: int  # a [128, F] copy takes max(this, bytes / rate)
     dma_start_ps: int  # trigger -> first data
     dma_semaphore_ps: int  # last data -> waiting engine
-    dma_dge_ps: int  # descriptor generation per DMA instruction
+    dma_dge_ps: int  # between two triggers of a queue: descriptors are made
     dma_packet_bytes: int
     dma_transpose_fraction: float  # HBM -> SBUF
     dma_transpose_sbuf_fraction: float  # SBUF -> SBUF

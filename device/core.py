@@ -73,6 +73,7 @@ class Core:
             writes,
             type(instruction).__name__,
             queue,
+            instruction.work(self.chip) if engine == "dma" else None,
         )
 
     def _load_table(self, table: str) -> None:

@@ -8,10 +8,11 @@ Rules:
   (write after write, write after read). Regions are compared by space, partitions and bytes.
 - Waiting for another engine costs a semaphore. On one engine, only reading what the engine has
   just written waits: for the pipeline's latency, after which results are committed.
-- A DMA is triggered when its regions are ready and its data starts `dma_start_ps` later, at the
-  earliest when its queue's previous transfer has ended. Transfers of all queues share the DMA
-  engines: a transfer uses the time that those added before it leave idle. Its end is seen by
-  others `dma_semaphore_ps` later.
+- A DMA is triggered when its regions are ready, in the order of its queue, at most one in
+  `dma_dge_ps` (its descriptors are made). Its data starts `dma_start_ps` later, at the earliest
+  when the engines have done the work of its queue's previous transfer. Transfers of all queues
+  share the DMA engines: a transfer uses the time that those added before it leave idle. It ends
+  when its work is done and its duration over; others see its end `dma_semaphore_ps` later.
 - Only DMA reaches HBM.
 - On NeuronCore v2 some engines share a port of a memory (`SHARED_PORTS`): an instruction that uses
   it waits for a time when the other engine does not.
@@ -59,7 +60,7 @@ class Mark:
     position: int
     free: tuple[int, ...]
     busy: tuple[int, ...]
-    queues: dict[str, int]
+    queues: dict[str, tuple[int, int]]
 
 
 class _Clock:
@@ -187,13 +188,14 @@ class Timeline:
         semaphore_ps: int = 0,
         dma_semaphore_ps: int = 0,
         dma_start_ps: int = 0,
+        dma_dge_ps: int = 0,
         latency_ps: Mapping[str, int] | None = None,
         ports: Sequence[Port] = (),
         bucket_bytes: int = 2048,
         record: bool = False,
     ) -> None:
         self.semaphore_ps, self.dma_semaphore_ps = semaphore_ps, dma_semaphore_ps
-        self.dma_start_ps = dma_start_ps
+        self.dma_start_ps, self.dma_dge_ps = dma_start_ps, dma_dge_ps
         latency = latency_ps or {}
         self._latency = [latency.get(engine, 0) for engine in ENGINES]
         self._bucket, self._shared = bucket_bytes, tuple(ports)
@@ -212,6 +214,7 @@ class Timeline:
             semaphore_ps=chip.semaphore_ps,
             dma_semaphore_ps=chip.dma_semaphore_ps,
             dma_start_ps=chip.dma_start_ps,
+            dma_dge_ps=chip.dma_dge_ps,
             latency_ps=latency | {"scalar": chip.scalar_fixed_ps},
             ports=SHARED_PORTS if chip.generation == 2 else (),
             record=record,
@@ -232,7 +235,7 @@ class Timeline:
         self._clocks: dict[tuple, _Clock] = {}
         self._buckets: dict[tuple[str, int], list[tuple[tuple, _Clock]]] = {}
         self._extents: dict[tuple[int, int], _Extent] = {}
-        self._queues: dict[str, int] = {}
+        self._queues: dict[str, tuple[int, int]] = {}  # (next trigger, end of the work)
         self._dma = _Spans(now)
         self._ports = {port: _Spans(now) for port in self._shared}
 
@@ -255,7 +258,7 @@ class Timeline:
 
     @property
     def busy(self) -> dict[str, int]:
-        """Picoseconds of work by engine; for `dma`, of data moving."""
+        """Picoseconds of work by engine; for `dma`, of all DMA engines together."""
         return dict(zip(ENGINES, self._busy, strict=True))
 
     @property
@@ -276,17 +279,25 @@ class Timeline:
         writes: Sequence[View] = (),
         name: str = "",
         queue: str = "",
+        work: int | None = None,
+        after: int = 0,
     ) -> tuple[int, int]:
-        """Adds an instruction that keeps its engine for `duration`; returns (start, end)."""
+        """Adds an instruction that lasts `duration`; returns (start, end).
+
+        It keeps its engine as long; a DMA keeps the DMA engines for `work` picoseconds. It starts,
+        or is triggered, at `after` at the earliest.
+        """
         number = _NUMBER.get(engine)
         if number is None:
             raise BadInput("engine", engine, ENGINES)
         self.count += 1
         if number == _DMA:
-            start, end = self._transfer(duration, reads, writes, queue)
+            work = duration if work is None else work
+            start, end = self._transfer(duration, work, reads, writes, queue, after)
+            self._busy[_DMA] += work
         else:
-            start, end = self._compute(number, duration, reads, writes)
-        self._busy[number] += duration
+            start, end = self._compute(number, duration, reads, writes, after)
+            self._busy[number] += duration
         if self.watching:
             self._log.append((number, start, end))
         if self.record:
@@ -294,9 +305,14 @@ class Timeline:
         return start, end
 
     def _compute(
-        self, number: int, duration: int, reads: Sequence[View], writes: Sequence[View]
+        self,
+        number: int,
+        duration: int,
+        reads: Sequence[View],
+        writes: Sequence[View],
+        after: int,
     ) -> tuple[int, int]:
-        start = self._free[number]
+        start = max(self._free[number], after)
         known = self._clocks
         used = []
         for view in reads:
@@ -344,6 +360,14 @@ class Timeline:
             clock.writer, clock.touched = number, count
             clock.reads = {}
 
+    def clock(self, view: View) -> _Clock:
+        """The record of a region on chip; `near` are those of the regions that overlap it."""
+        return self._clocks.get(view.region) or self._new_clock(view.region)
+
+    def latency(self, engine: str) -> int:
+        """Picoseconds from the end of an engine's instruction until its result is committed."""
+        return self._latency[_NUMBER[engine]]
+
     def _new_clock(self, region: tuple[str, int, int, int, int]) -> _Clock:
         clock = _Clock()
         space, first, end, low, high = region
@@ -381,9 +405,15 @@ class Timeline:
     # ---- DMA -------------------------------------------------------------------------------
 
     def _transfer(
-        self, duration: int, reads: Sequence[View], writes: Sequence[View], queue: str
+        self,
+        duration: int,
+        work: int,
+        reads: Sequence[View],
+        writes: Sequence[View],
+        queue: str,
+        after: int,
     ) -> tuple[int, int]:
-        ready = self._floor
+        ready = max(self._floor, after)
         used, changed = [], []
         for view in reads:
             if view.space == "hbm":
@@ -404,9 +434,11 @@ class Timeline:
                 changed.append(clock)
                 for near in clock.near:
                     ready = max(ready, near.visible, *near.reads.values())
-        earliest = max(ready + self.dma_start_ps, self._queues.get(queue, 0))
-        start, end = self._dma.fill(earliest, duration)
-        self._queues[queue] = end
+        free, done = self._queues.get(queue, (0, 0))
+        trigger = max(ready, free)
+        start, done = self._dma.fill(max(trigger + self.dma_start_ps, done), work)
+        self._queues[queue] = trigger + self.dma_dge_ps, done
+        end = max(done, start + duration)
         self._free[_DMA] = max(self._free[_DMA], end)
         seen = end + self.dma_semaphore_ps
         self._note(_DMA, used, seen, changed, end, self.dma_semaphore_ps)
@@ -485,9 +517,9 @@ class Timeline:
             self._busy[number] += times * (self._busy[number] - busy)
             if self._free[number] != free:
                 self._free[number] += delta
-        for queue, end in self._queues.items():
-            if end != since.queues.get(queue):
-                self._queues[queue] = end + delta
+        for queue, (free, done) in self._queues.items():
+            if (free, done) != since.queues.get(queue):
+                self._queues[queue] = free + delta, done + delta
         for clock in self._clocks.values():
             if clock.touched > since.count:
                 clock.shift(delta)

@@ -133,6 +133,33 @@ def later_generation(x):
 
 
 @nki.jit
+def private_output(x):
+    """Returns a tensor that is not in shared HBM."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm)  # wrong
+    nl.store(out, nl.load(x))
+    return out
+
+
+@nki.jit
+def unwritten_output(x):
+    """Returns a tensor that nothing was written to."""
+    return nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)  # wrong
+
+
+@nki.jit
+def asserts(x):
+    """A condition of the kernel's own that does not hold."""
+    assert x.shape[0] <= 64, f"{x.shape[0]} rows"  # wrong
+
+
+@nki.jit
+def unknown_keyword(x):
+    """A keyword of the first NKI."""
+    tile = nl.load(x)
+    nisa.tensor_scalar(tile, tile, nl.add, 1.0, mask=None)  # wrong
+
+
+@nki.jit
 def slice_out_of_bounds(x):
     """A slice that ends beyond its tensor."""
     nl.load(x[:, 0:9])  # wrong

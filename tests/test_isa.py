@@ -435,7 +435,7 @@ def test_trace_of_a_tile():
     ):
         core.issue(instruction)
     fixed, start = TRN2.dma_fixed_ps, TRN2.dma_start_ps
-    second = start + 2 * fixed
+    second = start + TRN2.dma_dge_ps + fixed
     matmul = second + TRN2.dma_semaphore_ps
     done = matmul + cycles_ps(64, 2_400_000_000)
     copy = done + cycles_ps(100, 2_400_000_000) + TRN2.semaphore_ps
@@ -443,7 +443,7 @@ def test_trace_of_a_tile():
     store = copied + cycles_ps(100, 960_000_000) + TRN2.semaphore_ps + start
     assert core.timeline.events == [
         ("dma", "DmaCopy", start, start + fixed, "load"),
-        ("dma", "DmaCopy", start + fixed, second, "load"),
+        ("dma", "DmaCopy", start + TRN2.dma_dge_ps, second, "load"),
         ("tensor", "Matmul", matmul, done, ""),
         ("vector", "Copy", copy, copied, ""),
         ("dma", "DmaCopy", store, store + fixed, "store"),

@@ -114,6 +114,7 @@ def test_range_select_chained():
     low, high = np.zeros((128, 1), np.float32), np.full((128, 1), 350, np.float32)
     selected, largest = on_tiles(body, data, low, high)
     golden, most = data, np.full((128, 1), FP32_MIN, np.float32)
+    chosen = data
     for i in range(3):
         golden = golden + np.float32(1) if i else golden
         inside = 32 + 128 * i + np.arange(512) < 350

@@ -46,6 +46,34 @@ def channel(op: Any) -> int:
     return int(hlo.ChannelHandle(op.attributes["channel_handle"]).handle)
 
 
+COMPOSITES = {
+    "trnsim.attention": "attention",
+    "trnsim.attention_gradient": "attention_gradient",
+    "trnsim.gelu_dx": "gelu_dx",
+    "trnsim.gelu_tanh_dx": "gelu_tanh_dx",
+    "trnsim.silu_dx": "silu_dx",
+}
+"""Composites that stay one operator: the device has it (see `attention` and `activations`)."""
+
+
+def composite_name(op: Any) -> str:
+    """What a `stablehlo.composite` is called."""
+    return mlir.StringAttr(op.attributes["name"]).value
+
+
+def composite_attributes(op: Any) -> Attributes:
+    """`causal` and `scale` of an attention; nothing else has attributes."""
+    if "composite_attributes" not in op.attributes:
+        return {}
+    given = mlir.DictAttr(op.attributes["composite_attributes"])
+    if not len(given):
+        return {}
+    return {
+        "causal": bool(mlir.BoolAttr(given["causal"]).value),
+        "scale": float(mlir.FloatAttr(given["scale"]).value),
+    }
+
+
 def _padding(op: Any, count: int) -> tuple[tuple[int, int], ...]:
     if "padding" not in op.attributes:
         return ((0, 0),) * count
@@ -216,7 +244,6 @@ ATTRIBUTES: dict[str, Callable[[Any], Attributes]] = {
         "mantissa_bits": integer(op, "mantissa_bits"),
     },
     "topk": lambda op: topk(op.attributes),
-    "top_k": lambda op: topk(op.attributes),
 }
 
 COLLECTIVES: dict[str, Callable[[Any], Attributes]] = {

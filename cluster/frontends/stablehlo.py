@@ -24,9 +24,12 @@ from trnsim.device.ops.ir import Block, Module, Operation, TensorType
 from .attributes import (
     ATTRIBUTES,
     COLLECTIVES,
+    COMPOSITES,
     Attributes,
     Unmodelled,
     channel,
+    composite_attributes,
+    composite_name,
     integer,
     integers,
     short_name,
@@ -193,6 +196,11 @@ class _Translation:
             scope[result] = scope[operand]
 
     def call(self, op: Any, scope: dict, out: list[Operation]) -> None:
+        """The operators of the function that is called; of a composite, those it stands for,
+        unless the device has a kernel for it."""
+        if op.name == "stablehlo.composite" and (kernel := COMPOSITES.get(composite_name(op))):
+            self.emit(kernel, op, scope, out, composite_attributes(op))
+            return
         key = "decomposition" if op.name == "stablehlo.composite" else "callee"
         callee = self.functions[mlir.FlatSymbolRefAttr(op.attributes[key]).value]
         body = callee.regions[0].blocks[0]
@@ -215,6 +223,9 @@ class _Translation:
         else:
             raise Unmodelled(f"operator custom_call @{target}")
 
+    def top_k(self, op: Any, scope: dict, out: list[Operation]) -> None:
+        self.emit("topk", op, scope, out, topk(op.attributes))
+
     def tuple(self, op: Any, scope: dict, out: list[Operation]) -> None:
         scope[op.results[0]] = tuple(scope[value] for value in op.operands)
 
@@ -228,6 +239,7 @@ _SPECIAL: dict[str, Callable] = {
     "call": _Translation.call,
     "composite": _Translation.call,
     "custom_call": _Translation.custom_call,
+    "top_k": _Translation.top_k,
     "tuple": _Translation.tuple,
     "get_tuple_element": _Translation.get_tuple_element,
     **{name: _Translation.alias for name in ALIASES},
@@ -321,5 +333,5 @@ def location(op: Any) -> str:
 
 
 OPERATORS = (
-    PLAIN | set(ATTRIBUTES) - {"top_k"} | set(COLLECTIVES) | {"constant"}
+    PLAIN | set(ATTRIBUTES) | set(COLLECTIVES) | {"constant"}
 )  # every name a translated module can contain

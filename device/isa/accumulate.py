@@ -25,6 +25,8 @@ from .scan import running
 from .vector import one_input_cycles
 
 FP32_MIN = float(np.finfo(np.float32).min)
+POSITIONS_MAX = 2**24
+_EXPONENTIAL_DTYPES = ("f8E4M3", "f8E5M2", "f16", "bf16", "f32", "i8", "i16", "i32", "ui8", "ui16")
 _TRUTH = {op: ARITHMETIC[op] for op in COMPARISONS}
 
 
@@ -97,6 +99,8 @@ class TensorScalarReduce(Accumulating):
         self.check_place(chip, "data", self.src)
         self.check_alike("data", self.src, "dst", self.dst)
         self.check_operator(self.op, arithmetic=True)
+        if self.reverse:
+            raise self.illegal("reverse0 is not supported yet by the hardware's compiler")
         if self.op not in UNARY:
             if self.operand is None:
                 raise self.illegal(f"operand0 is missing; op {self.op} takes one")
@@ -158,6 +162,12 @@ class RangeSelect(Accumulating):
         for name, bound in (("bound0", self.bound0), ("bound1", self.bound1)):
             self.check_lanes(chip, name, bound, self.src)
             self.check_float_operand(name, bound)
+        last = self.start + self.src.free - 1
+        if self.start < 0 or last >= POSITIONS_MAX:
+            raise self.illegal(
+                f"positions are {self.start} to {last}; limit: 0 to {POSITIONS_MAX - 1}, where "
+                "float32 counts"
+            )
         if np.float32(self.otherwise) != np.float32(FP32_MIN):
             raise self.illegal(f"on_false_value is {self.otherwise}; it must be {FP32_MIN}")
         commands = ("idle", "reset", "reduce", "reset_reduce", "load_reduce")
@@ -315,6 +325,12 @@ class Exponential(Accumulating):
         self.check_place(chip, "dst", self.dst)
         self.check_place(chip, "src", self.src)
         self.check_alike("src", self.src, "dst", self.dst)
+        self.check_dtype("dst", self.dst, *_EXPONENTIAL_DTYPES)
+        self.check_dtype("src", self.src, *_EXPONENTIAL_DTYPES, "ui32")
+        for name, view in (("dst", self.dst), ("src", self.src)):
+            self.check_axes(name, view, 4)
+        if self.result is not None:
+            self.check_dtype("reduce_res", self.result, *_EXPONENTIAL_DTYPES[:5])
         for name, value in (("max_value", self.largest), ("reduce_init", self.start)):
             self.check_lanes(chip, name, value, self.src)
             self.check_float_operand(name, value)

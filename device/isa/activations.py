@@ -79,6 +79,8 @@ class Activation(Lanes):
             raise self.illegal(f"bias is {self.bias}; on {chip.name} it must be a [P, 1] tile")
         if self.reduce_op != "add":
             raise self.illegal(f"reduce_op is {self.reduce_op}; allowed: add")
+        if self.function == "reciprocal" and chip.generation < 3 and views(self.bias):
+            raise self.illegal(f"op reciprocal takes no bias on {chip.name}")
         self._check_command(("idle", "reset", "reduce", "reset_reduce"))
 
     def _check_pipeline(self, chip: Chip) -> None:
@@ -93,6 +95,8 @@ class Activation(Lanes):
         for reverse, op in ((self.reverse0, self.op0), (self.reverse1, self.op1)):
             if reverse and op == "bypass":
                 raise self.illegal("reverse needs an operator, not bypass")
+        if len({view.dtype for view in views(self.scale, self.bias)}) > 1:
+            raise self.illegal("imm0 and imm1 are tensors of two dtypes; one is needed")
 
     def _check_command(self, commands: tuple[str, ...]) -> None:
         if self.command not in commands:

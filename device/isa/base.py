@@ -68,6 +68,10 @@ class Instruction:
         """Picoseconds until the engine can start its next instruction."""
         return -(-self.cycles(chip) * PS_PER_S // chip.clock_hz[self.engine])
 
+    def work(self, chip: Chip) -> int:
+        """Picoseconds that it takes of its engine; less than `duration` for some DMA."""
+        return self.duration(chip)
+
     def execute(self) -> None:
         """Computes the values of `writes()` from those of `reads()`."""
         raise NotImplementedError

@@ -1,9 +1,11 @@
 """The DMA engines: whole-row and strided moves between HBM and SBUF.
 
 A core's 16 DMA engines are one resource here. A transfer of [P, F] uses one engine for every 8
-partitions. It lasts max(fixed, bytes / rate), the rate being the smaller of the engines' (times
-the published efficiency for its bytes per partition) and the core's share of its HBM stack, and
-never less than its descriptors, one for each contiguous run, take to process.
+partitions. From its first byte to its last it lasts max(fixed, bytes / rate), the rate being the
+smaller of the engines' (times the published efficiency for its bytes per partition) and the core's
+share of its HBM stack, and never less than its descriptors, one for each contiguous run, take to
+process. Of the engines' time it takes less: its bytes at the full rate, or its descriptors, spread
+over all of them. Transfers of other queues, and the next of its own, use the rest.
 """
 
 import math
@@ -19,6 +21,7 @@ from ..units import transfer_ps
 from .base import Instruction
 
 SPACES = ("hbm", "sbuf")
+Transfer = tuple[int, int]
 DESCRIPTOR_PS = 7_000  # nki_perf_guide.rst fig. 20-21: a 4-byte transfer takes 7 ns of one engine
 
 
@@ -31,6 +34,16 @@ class Dma(Instruction):
     def cycles(self, chip: Chip) -> int:
         """DMA has no clock of its own: see `duration`."""
         raise NotImplementedError
+
+    def transfer(self, chip: Chip) -> "Transfer":
+        """Picoseconds that the data move, and of work for all DMA engines together."""
+        raise NotImplementedError
+
+    def duration(self, chip: Chip) -> int:
+        return self.transfer(chip)[0]
+
+    def work(self, chip: Chip) -> int:
+        return self.transfer(chip)[1]
 
     def check_space(self, operand: str, view: View) -> None:
         """The operand is in HBM or SBUF."""
@@ -66,10 +79,10 @@ class DmaCopy(Dma):
         self.check_space("src", self.src)
         self.check_same("src", self.src, "dst", self.dst)
 
-    def duration(self, chip: Chip) -> int:
+    def transfer(self, chip: Chip) -> Transfer:
         computes = self.accumulate or self.dst.dtype != self.src.dtype
         fraction = chip.dma_compute_fraction if computes else 1.0
-        return transfer_duration(chip, self.dst, self.src, fraction)
+        return transferring(chip, self.dst, self.src, fraction)
 
     def execute(self) -> None:
         dst, src = self.dst.array, self.src.array
@@ -116,11 +129,10 @@ class DmaTranspose(Dma):
                 f"src is {self.src.dtype} and dst {self.dst.dtype}; one dtype of 2 or 4 bytes"
             )
 
-    def duration(self, chip: Chip) -> int:
+    def transfer(self, chip: Chip) -> Transfer:
         inside = self.src.space == "sbuf"
         fraction = chip.dma_transpose_sbuf_fraction if inside else chip.dma_transpose_fraction
-        nbytes, rate = self.src.nbytes, _rate(chip, _layout(self.dst), _layout(self.src))
-        return max(chip.dma_fixed_ps, transfer_ps(nbytes, int(rate * fraction)))
+        return transposing(chip, self.dst, self.src, fraction)
 
     def execute(self) -> None:
         self.dst.array[...] = self.src.array.T
@@ -154,8 +166,8 @@ class DmaGather(Dma):
     def check(self, chip: Chip) -> None:
         _check_rows(self, rows=self.dst, table=self.src, index=self.index, names=("dst", "src"))
 
-    def duration(self, chip: Chip) -> int:
-        return transfer_duration(chip, self.dst, self.src)
+    def transfer(self, chip: Chip) -> Transfer:
+        return transferring(chip, self.dst, self.src)
 
     def execute(self) -> None:
         dst, src = self.dst.array, self.src.array
@@ -191,10 +203,10 @@ class DmaScatter(Dma):
     def check(self, chip: Chip) -> None:
         _check_rows(self, rows=self.src, table=self.dst, index=self.index, names=("src", "dst"))
 
-    def duration(self, chip: Chip) -> int:
+    def transfer(self, chip: Chip) -> Transfer:
         computes = self.accumulate or self.dst.dtype != self.src.dtype
         fraction = chip.dma_compute_fraction if computes else 1.0
-        return transfer_duration(chip, self.src, self.dst, fraction)
+        return transferring(chip, self.src, self.dst, fraction)
 
     def execute(self) -> None:
         dst, src = self.dst.array, self.src.array
@@ -206,9 +218,21 @@ class DmaScatter(Dma):
             dst[rows[i]] = apply("add", dst[rows[i]], src[i], out=dst.dtype)
 
 
+def transferring(chip: Chip, rows: View, other: View, fraction: float = 1.0) -> Transfer:
+    """The elements of `rows` moved from or to parts of `other`, at a fraction of the rate."""
+    return _transfer(chip, _layout(rows), _layout(other), fraction)
+
+
 def transfer_duration(chip: Chip, rows: View, other: View, fraction: float = 1.0) -> int:
     """Picoseconds of data for the elements of `rows`, moved from or to parts of `other`."""
-    return _duration(chip, _layout(rows), _layout(other), fraction)
+    return _transfer(chip, _layout(rows), _layout(other), fraction)[0]
+
+
+def transposing(chip: Chip, dst: View, src: View, fraction: float) -> Transfer:
+    """A transpose at a fraction of the rate of a copy."""
+    layouts = _layout(dst), _layout(src)
+    data = transfer_ps(src.nbytes, int(_rate(chip, *layouts) * fraction))
+    return max(chip.dma_fixed_ps, data), _spread(chip, data, *layouts)
 
 
 Layout = tuple[str, str, tuple[int, ...], tuple[int, ...]]
@@ -219,18 +243,26 @@ def _layout(view: View) -> Layout:
 
 
 @lru_cache(maxsize=4096)
-def _duration(chip: Chip, rows: Layout, other: Layout, fraction: float) -> int:
+def _transfer(chip: Chip, rows: Layout, other: Layout, fraction: float) -> Transfer:
     sizes = ITEMSIZE[rows[1]], ITEMSIZE[other[1]]
     count = math.prod(rows[2])
     nbytes = count * max(sizes)
     payload = nbytes / _partitions(chip, rows, other)
-    rate = int(_rate(chip, rows, other) * fraction * chip.descriptor_efficiency(payload))
+    rate = _rate(chip, rows, other) * fraction
+    slow = int(rate * chip.descriptor_efficiency(payload))
     run = min(
         contiguous_elements(space, shape, strides, size)
         for (space, _, shape, strides), size in zip((rows, other), sizes, strict=True)
     )
     descriptors = -(-count // run) * DESCRIPTOR_PS // _engines(chip, rows, other)
-    return max(chip.dma_fixed_ps, transfer_ps(nbytes, rate), descriptors)
+    work = max(transfer_ps(nbytes, int(rate)), descriptors)
+    lasts = max(chip.dma_fixed_ps, transfer_ps(nbytes, slow), descriptors)
+    return lasts, _spread(chip, work, rows, other)
+
+
+def _spread(chip: Chip, work: int, *layouts: Layout) -> int:
+    """The work of the engines that a transfer uses, as time of all engines of the core."""
+    return -(-work * _engines(chip, *layouts) // chip.dma_engines)
 
 
 def _partitions(chip: Chip, *layouts: Layout) -> int:

@@ -16,6 +16,8 @@ from .base import Instruction
 LANE_GROUP, TENSOR_GROUP = 16, 32
 QUADRANT = 32
 GENERATION = 4
+_ENGINES = {"Copy": ("vector", "scalar"), "TensorTensor": ("vector", "gpsimd")}
+"""Engines on which an instruction takes indirect operands, where not all of its own do."""
 _OFFSETS = ("ui8", "ui16", "ui32", "i16", "i32")
 
 
@@ -102,8 +104,15 @@ class Indirect(Instruction):
             raise self.inner.illegal(
                 f"tensor indirection needs NeuronCore-v{GENERATION} or later, not {chip.name}"
             )
+        written = self.inner.writes()
+        if self.inner.engine not in _ENGINES.get(type(self.inner).__name__, (self.inner.engine,)):
+            raise self.inner.illegal(f"tensor indirection does not run on {self.inner.engine}")
         for view in self.operands:
             self._check_index(view)
+            if view in written:
+                self._check_scattered(view)
+            else:
+                self._check_start(view.index, "its operand", view)
         self.inner.check(chip)
 
     def _check_index(self, view: IndirectView) -> None:
@@ -120,6 +129,25 @@ class Indirect(Instruction):
         if count > group * index.free:
             raise self.inner.illegal(
                 f"num_elem is {count}; an index of {index.free} columns has {group * index.free}"
+            )
+
+    def _check_scattered(self, dst: IndirectView) -> None:
+        """The index of a scattered dst starts where the first source does, or that one's index."""
+        if self.inner.engine == "scalar" and dst.space == "psum":
+            raise self.inner.illegal(
+                "dst is indirect and in psum; the scalar engine cannot scatter there"
+            )
+        source = self.inner.reads()[0]
+        if source.space == "sbuf":
+            self._check_start(dst.index, "the source", source)
+        elif type(source) is IndirectView:
+            self._check_start(dst.index, "the source's index", source.index)
+
+    def _check_start(self, index: View, name: str, other: View) -> None:
+        if index.partition != other.partition:
+            raise self.inner.illegal(
+                f"an index starts at partition {index.partition} and {name} at {other.partition}; "
+                "they must be equal"
             )
 
     def cycles(self, chip: Chip) -> int:

@@ -79,6 +79,16 @@ class Lanes(Instruction):
                 f"needs NeuronCore-v{least} or later; {chip.name} has v{chip.generation}"
             )
 
+    def check_dtype(self, operand: str, view: View, *allowed: str) -> None:
+        """The operand is of one of the dtypes."""
+        if view.dtype not in allowed:
+            raise self.illegal(f"{operand} is {view.dtype}; allowed: {', '.join(allowed)}")
+
+    def check_axes(self, operand: str, view: View, limit: int) -> None:
+        """The operand has at most that many axes, its partition axis included."""
+        if len(view.shape) > limit:
+            raise self.illegal(f"{operand} has {len(view.shape)} axes; limit: {limit}")
+
     def check_operator(self, op: str, *dtypes: str, arithmetic: bool = False) -> None:
         """The operator exists, and takes these dtypes."""
         if op not in ARITHMETIC and op not in BITWISE and op not in UNARY:
@@ -453,6 +463,10 @@ class Reciprocal(Lanes):
         store(self.dst, np.reciprocal(load(self.src)))
 
 
+_REDUCES = (*(op for op in REDUCTIONS if not op.startswith("abs")), *BITWISE_REDUCTIONS)
+"""Legal reductions (nki.api.shared.rst, table of operators)."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorReduce(Lanes):
     """dst = src reduced over its last `axes` free axes by `op`, times -1 with `negate`.
@@ -477,9 +491,8 @@ class TensorReduce(Lanes):
         dst, src = self.dst, self.src
         self.check_place(chip, "dst", dst)
         self.check_place(chip, "data", src)
-        if self.op not in REDUCTIONS and self.op not in BITWISE_REDUCTIONS:
-            allowed = ", ".join((*REDUCTIONS, *BITWISE_REDUCTIONS))
-            raise self.illegal(f"op is {self.op}; allowed: {allowed}")
+        if self.op not in _REDUCES:
+            raise self.illegal(f"op is {self.op}; allowed: {', '.join(_REDUCES)}")
         if self.op in BITWISE_REDUCTIONS:
             self.check_operator(self.op, src.dtype, dst.dtype)
             if self.negate:

@@ -110,6 +110,10 @@ class Matmul(OnTensor):
     tile_position: tuple[int, int] = (0, 0)
 
     def reads(self) -> tuple[View, ...]:
+        """The operands. PSUM adds as it writes: a matmul does not wait for the one before."""
+        return self.stationary, self.moving
+
+    def used(self) -> tuple[View, ...]:
         if self.accumulate is True:
             return self.stationary, self.moving, self.dst
         return self.stationary, self.moving
@@ -140,6 +144,7 @@ class Matmul(OnTensor):
             )
         if self.double_row:
             self._check_double_row(chip)
+        self._check_indirect()
         k, m, n = self.sizes
         self.check_product(chip, self.dst, m, n)
         self._check_dtypes(chip)
@@ -163,6 +168,22 @@ class Matmul(OnTensor):
         if {left, right} == {"f8E4M3", "f8E4M3FN"}:
             raise self.illegal("f8E4M3 and f8E4M3FN cannot be mixed in one matmul")
         self.check_result(chip, self.dst)
+
+    def _check_indirect(self) -> None:
+        """Tensor indirection goes with no tiling, and not with a moving operand of a transpose."""
+        operands = (("stationary", self.stationary), ("moving", self.moving), ("dst", self.dst))
+        indirect = {name: view for name, view in operands if type(view) is IndirectView}
+        if not indirect:
+            return
+        if self.tile_position != (0, 0):
+            raise self.illegal(
+                f"tile_position is {self.tile_position}; with tensor indirection it must be (0, 0)"
+            )
+        if self.transpose and "moving" in indirect:
+            raise self.illegal("moving of a transpose takes no tensor indirection")
+        for name, view in indirect.items():
+            if name != "dst":
+                self.check_dtype(name, view, *sorted(FLOATS - {"f32"}))
 
     def _check_double_row(self, chip: Chip) -> None:
         left, right = self.stationary, self.moving
@@ -379,12 +400,14 @@ class MatmulMx(OnMx):
 
     def reads(self) -> tuple[View, ...]:
         stationary, moving = self.stationary, self.moving
-        found = (
+        return (
             stationary, moving,
             *scale_views(self.stationary_scale, stationary.shape[0], stationary.free),
             *scale_views(self.moving_scale, moving.shape[0], moving.free),
         )  # fmt: skip
-        return (*found, self.dst) if self.accumulate is True else found
+
+    def used(self) -> tuple[View, ...]:
+        return (*self.reads(), self.dst) if self.accumulate is True else self.reads()
 
     def writes(self) -> tuple[View, ...]:
         return (self.dst,)

@@ -13,8 +13,7 @@ import numpy as np
 from ..arithmetic import convert
 from ..chip import Chip
 from ..memory import ITEMSIZE, View
-from ..units import transfer_ps
-from .dma import Dma, _hbm_bytes, _layout, _rate, transfer_duration
+from .dma import Dma, Transfer, _hbm_bytes, transferring, transposing
 from .numerics import FLOAT32, cast, load
 
 MODES = ("unknown", "none", "swdge", "hwdge")
@@ -94,9 +93,9 @@ class DmaCopy(Moves):
         self.check_mode(chip, self.mode, self.trigger, self.src.dtype != self.dst.dtype)
         self.check_priority(chip, self.priority)
 
-    def duration(self, chip: Chip) -> int:
+    def transfer(self, chip: Chip) -> Transfer:
         fraction = chip.dma_compute_fraction if self.dst.dtype != self.src.dtype else 1.0
-        return transfer_duration(chip, self.dst, self.src, fraction)
+        return transferring(chip, self.dst, self.src, fraction)
 
     def execute(self) -> None:
         dst, src = self.dst.array, self.src.array
@@ -114,8 +113,8 @@ class Indirect(Moves):
         """The table is in HBM, and the index has an integer for each row."""
         if table.space != "hbm":
             raise self.illegal(f"a vector offset picks rows of a tensor in hbm, not {table.space}")
-        if index.space == "psum":
-            raise self.illegal("the vector offset must be in sbuf, not in psum")
+        if index.space != "sbuf":
+            raise self.illegal(f"the vector offset must be in sbuf, not in {index.space}")
         if index.dtype not in ("i32", "ui32"):
             raise self.illegal(f"the vector offset is {index.dtype}; allowed: ui32, i32")
         if index.size < rows:
@@ -201,6 +200,18 @@ class DmaGather(Indirect):
             )
         if self.rows % 16:
             raise self.illegal(f"src has {self.rows} rows; a multiple of 16 is needed")
+        if self.mode == "none":
+            raise self.illegal("an indirect transpose needs dge_mode swdge or unknown, not none")
+        if self.index.dtype != "ui32" or len(self.index.shape) != 2:
+            raise self.illegal(
+                f"indices are {self.index.dtype}{list(self.index.shape)}; ui32 of two axes is "
+                "needed"
+            )
+        if len(self.whole.shape) == 4 and 1 not in self.whole.shape[1:3]:
+            raise self.illegal(
+                f"src has shape {list(self.whole.shape)}; of four axes the second or third must "
+                "be 1"
+            )
         if self.whole.shape[-1] > 128:
             raise self.illegal(f"src has {self.whole.shape[-1]} as its last axis; limit: 128")
         lanes = self.index.shape[0]
@@ -210,9 +221,9 @@ class DmaGather(Indirect):
                 "and 128 if there are several columns"
             )
 
-    def duration(self, chip: Chip) -> int:
+    def transfer(self, chip: Chip) -> Transfer:
         fraction = chip.dma_transpose_fraction if self.axes else 1.0
-        return transfer_duration(chip, self.dst, self.whole, fraction)
+        return transferring(chip, self.dst, self.whole, fraction)
 
     def execute(self) -> None:
         table, dst = self.whole.array, self.dst.array
@@ -278,10 +289,10 @@ class DmaScatter(Indirect):
         if self.mode == "hwdge":
             raise self.illegal("a vector offset needs dge_mode swdge or unknown, not hwdge")
 
-    def duration(self, chip: Chip) -> int:
+    def transfer(self, chip: Chip) -> Transfer:
         computes = self.accumulate or self.whole.dtype != self.src.dtype
         fraction = chip.dma_compute_fraction if computes else 1.0
-        return transfer_duration(chip, self.src, self.whole, fraction)
+        return transferring(chip, self.src, self.whole, fraction)
 
     def execute(self) -> None:
         table = self.whole.array
@@ -330,8 +341,8 @@ class DmaGatherAdd(Indirect):
                 f"the indirect source picks {count} elements and dst has {self.dst.size}"
             )
 
-    def duration(self, chip: Chip) -> int:
-        return transfer_duration(chip, self.dst, self.whole, chip.dma_compute_fraction)
+    def transfer(self, chip: Chip) -> Transfer:
+        return transferring(chip, self.dst, self.whole, chip.dma_compute_fraction)
 
     def execute(self) -> None:
         table, dst = self.whole.array, self.dst.array
@@ -408,11 +419,10 @@ class DmaTranspose(Moves):
                 "times the last but one a multiple of 16"
             )
 
-    def duration(self, chip: Chip) -> int:
+    def transfer(self, chip: Chip) -> Transfer:
         inside = self.src.space == "sbuf"
         fraction = chip.dma_transpose_sbuf_fraction if inside else chip.dma_transpose_fraction
-        rate = _rate(chip, _layout(self.dst), _layout(self.src))
-        return max(chip.dma_fixed_ps, transfer_ps(self.src.nbytes, int(rate * fraction)))
+        return transposing(chip, self.dst, self.src, fraction)
 
     def execute(self) -> None:
         dst = self.dst.array
@@ -452,9 +462,10 @@ class DmaCompute(Moves):
         if self.op != "add":
             raise self.illegal(f"reduce_op is {self.op}; allowed: add")
 
-    def duration(self, chip: Chip) -> int:
+    def transfer(self, chip: Chip) -> Transfer:
         fraction = chip.dma_compute_fraction
-        return sum(transfer_duration(chip, self.dst, src, fraction) for src in self.srcs)
+        each = [transferring(chip, self.dst, src, fraction) for src in self.srcs]
+        return sum(lasts for lasts, _ in each), sum(work for _, work in each)
 
     def execute(self) -> None:
         dst = self.dst.array

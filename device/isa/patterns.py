@@ -35,17 +35,19 @@ class OnGpSimd(Lanes):
         for operand, view in operands.items():
             self.check_place(chip, operand, view, _SBUF)
 
-    def check_dtype(self, operand: str, view: View, *allowed: str) -> None:
-        """The operand is of one of the dtypes."""
-        if view.dtype not in allowed:
-            raise self.illegal(f"{operand} is {view.dtype}; allowed: {', '.join(allowed)}")
-
     def start(self, chip: Chip, elements: float, *operands: View) -> int:
         """Start of the processors, and a cycle per element."""
         return chip.gpsimd_start_cycles + lane_cycles(chip, elements, *operands)
 
-    def check_pattern(self, pattern: Pattern, dst: View) -> None:
-        """Up to four axes, with as many elements as dst has per partition."""
+    def check_int32(self, **numbers: int) -> None:
+        """Constants of the instruction have 32 bits."""
+        for name, value in numbers.items():
+            if not -(2**31) <= value < 2**31:
+                raise self.illegal(f"{name} is {value}; it must be an int32")
+
+    def check_pattern(self, pattern: Pattern, dst: View, offset: int, channel: int) -> None:
+        """Up to four axes, with as many elements as dst has per partition; 32-bit constants."""
+        self.check_int32(offset=offset, channel_multiplier=channel)
         if not 1 <= len(pattern) <= 4:
             raise self.illegal(f"pattern has {len(pattern)} axes; allowed: 1 to 4")
         count = int(np.prod([n for _, n in pattern]))
@@ -81,7 +83,7 @@ class Iota(OnGpSimd):
 
     def check(self, chip: Chip) -> None:
         self.check_sbuf(chip, dst=self.dst)
-        self.check_pattern(self.pattern, self.dst)
+        self.check_pattern(self.pattern, self.dst, self.offset, self.channel)
 
     def cycles(self, chip: Chip) -> int:
         return self.start(chip, self.dst.free, self.dst)
@@ -112,7 +114,7 @@ class AffineSelect(OnGpSimd):
     def check(self, chip: Chip) -> None:
         self.check_sbuf(chip, dst=self.dst, on_true_tile=self.src)
         self.check_alike("on_true_tile", self.src, "dst", self.dst)
-        self.check_pattern(self.pattern, self.dst)
+        self.check_pattern(self.pattern, self.dst, self.offset, self.channel)
         if self.compare not in COMPARISONS:
             raise self.illegal(f"cmp_op is {self.compare}; allowed: {', '.join(COMPARISONS)}")
 
@@ -268,6 +270,7 @@ class NonzeroWithCount(OnGpSimd):
         self.check_sbuf(chip, dst=self.dst, src=self.src)
         self.check_dtype("src", self.src, "f32", "i32")
         self.check_dtype("dst", self.dst, "i32")
+        self.check_int32(index_offset=self.offset, padding_val=self.padding)
         if self.dst.shape[0] != self.src.shape[0] or self.dst.free != self.src.free + 1:
             raise self.illegal(
                 f"dst has shape {list(self.dst.shape)}; src {list(self.src.shape)} needs "

@@ -20,6 +20,7 @@ WORDS = 6
 STREAMS = {"gpsimd": 1, "vector": 4}
 _WEYL = np.uint32(362437)
 _INTEGERS = ("i8", "i16", "i32", "ui8", "ui16", "ui32")
+_UNIFORM = ("f8E4M3", "f8E5M2", "f16", "bf16", "f32", *_INTEGERS)  # dtypes of rand2
 _RATE_V4 = 4  # 32-bit numbers per lane and cycle (trainium3_arch.rst)
 
 
@@ -129,6 +130,7 @@ class Rand2(Random):
     def check(self, chip: Chip) -> None:
         self.check_generation(chip, 4)
         self.check_draw(chip, self.dst, ("vector",))
+        self.check_dtype("dst", self.dst, *_UNIFORM)
         for name, value in (("min", self.low), ("max", self.high)):
             self.check_lanes(chip, name, value, self.dst)
             self.check_float_operand(name, value)

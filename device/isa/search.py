@@ -23,8 +23,9 @@ class Search(Lanes):
     engine = "vector"
 
     def check_searched(self, chip: Chip, operand: str, view: View) -> None:
-        """The searched tensor has 8 to 16,384 elements per partition."""
+        """The searched tensor has 8 to 16,384 elements per partition in up to three axes."""
         self.check_place(chip, operand, view)
+        self.check_axes(operand, view, 3)
         if not EIGHT <= view.free <= SEARCH_MAX:
             raise self.illegal(
                 f"{operand} has {view.free} elements per partition; allowed: {EIGHT} to "
@@ -34,6 +35,7 @@ class Search(Lanes):
     def check_eight(self, chip: Chip, operand: str, view: View, like: View) -> None:
         """An operand has 8 elements in each partition of the searched tensor."""
         self.check_place(chip, operand, view)
+        self.check_axes(operand, view, 3 if operand == "vals" else 2)
         if view.shape[0] != like.shape[0] or view.free != EIGHT:
             raise self.illegal(
                 f"{operand} has shape {list(view.shape)}; it must be [{like.shape[0]}, {EIGHT}]"

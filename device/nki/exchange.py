@@ -9,13 +9,11 @@ from typing import Any
 
 from ..dtypes import numpy_dtype
 from ..errors import BadInput, IllegalInstruction, TrnsimError
-from ..isa.dma import transfer_duration
 from ..memory import View
-from ..units import cycles_ps
 from .errors import at_line
 from .session import NkiInstruction, Session, current
 from .tensor import MemoryRegion, NkiTensor
-from .timeline import KernelEvent
+from .trace import Met
 
 GPSIMD_LIMITS = {4: 1024, 2: 512, 1: 256}  # bytes per partition by itemsize (nki.isa.sendrecv)
 
@@ -32,18 +30,15 @@ def core_barrier(
     line = session.line
     try:
         view = _barrier_operand(session, data, cores)
-        chosen = _engine(engine)
-        timeline = session.core.timeline
-        arrival = timeline.ready(chosen, (view,), (view,))
+        met = Met("CoreBarrier", _engine(engine), (), (view,), line, name or "")
+        arrival = session.core.arrive(met)
         arrivals = [arrival]
         if len(session.launch.sessions) > 1:
             key = ("core_barrier", data.on_chip or id(data.storage.tensor))
             arrivals = session.launch.meet(session, key, arrival, f"core_barrier at {line}")
     except TrnsimError as error:
         raise at_line(error, line) from None
-    end = max(arrivals) + session.chip.core_barrier_ps
-    timeline.hold(chosen, arrival, end, (), (view,))
-    return _done(session, chosen, "CoreBarrier", arrival, end, line, name)
+    return _settled(session, met, arrivals)
 
 
 def sendrecv(
@@ -64,7 +59,8 @@ def sendrecv(
         _check_gpsimd(by_gpsimd, src)
         engine = "gpsimd" if by_gpsimd else "dma"
         session.check_reads((source,), line)
-        arrival = session.core.timeline.ready(engine, (source,), (target,))
+        met = Met("SendRecv", engine, (source,), (target,), line, name or "")
+        arrival = session.core.arrive(met)
         sent = source.array.copy() if session.data else None
         offer = (int(send_to_rank), arrival, sent, source.shape, source.dtype)
         key = ("sendrecv", int(pipe_id), by_gpsimd)
@@ -74,10 +70,15 @@ def sendrecv(
         raise at_line(error, line) from None
     if received is not None:
         target.array[...] = received
-    session.note_write(target)
-    met = max(offer[1] for offer in offers) + session.chip.core_barrier_ps
-    start, end = _time(session, engine, met, source, target)
-    return _done(session, engine, "SendRecv", start, end, line, name)
+    session.launch.written(target).add(target)
+    return _settled(session, met, [offer[1] for offer in offers])
+
+
+def _settled(session: Session, met: Met, arrivals: list[int]) -> NkiInstruction:
+    place = len(session.core.trace.entries)
+    session.core.trace.entries.append(met)
+    start, end = session.core.settle(met, arrivals, session.program)
+    return NkiInstruction(start, end, met.name, place)
 
 
 def _barrier_operand(session: Session, data: NkiTensor, cores: Any) -> View:
@@ -133,18 +134,6 @@ def _matching(session: Session, offers: list, to: int, source: int, target: View
     return values if values is None else values.astype(numpy_dtype(dtype), copy=False)
 
 
-def _time(session: Session, engine: str, met: int, source: View, target: View) -> tuple[int, int]:
-    chip, timeline = session.chip, session.core.timeline
-    duration = transfer_duration(chip, target, source)
-    if engine == "dma":
-        start, end = timeline.take_dma(met + chip.dma_start_ps, duration)
-    else:
-        start = met
-        end = met + cycles_ps(chip.gpsimd_start_cycles, chip.clock_hz["gpsimd"]) + duration
-    timeline.hold(engine, start, end, (source,), (target,))
-    return start, end
-
-
 def _engine(engine: Any) -> str:
     name = str(getattr(engine, "name", engine))
     if name == "unknown":
@@ -152,12 +141,3 @@ def _engine(engine: Any) -> str:
     if name not in ("tensor", "vector", "scalar", "gpsimd", "sync"):
         raise BadInput("engine", name, ("tensor", "vector", "scalar", "gpsimd", "sync"))
     return name
-
-
-def _done(
-    session: Session, engine: str, opcode: str, start: int, end: int, line: str, name: str | None
-) -> NkiInstruction:
-    queue = "sendrecv" if engine == "dma" else ""
-    event = KernelEvent(engine, opcode, start, end, queue, line, name or "", 0, 0)
-    session.core.events.append(event)
-    return NkiInstruction(start, end, name or "")

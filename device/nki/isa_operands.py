@@ -1,6 +1,7 @@
 """How arguments of `nki.isa` functions become operands of instructions."""
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -49,17 +50,44 @@ ELEMENTS = {
 
 
 def instruction(function: Callable[P, R]) -> Callable[P, R]:
-    """Puts the kernel's source line in front of the errors of a function of `nki.isa`."""
+    """Puts the kernel's source line in front of the errors of a function of `nki.isa`.
+
+    Tells the core whether the kernel names the engine.
+    """
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        session = running()
+        if session is not None:
+            session.core.stated = _names_engine(args, kwargs)
         try:
             return function(*args, **kwargs)
         except TrnsimError as error:
             found = running()
             raise at_line(error, found.line if found else "") from None
+        except TypeError as error:
+            _check_call(function, args, kwargs)
+            raise error from None
 
     return call
+
+
+def _check_call(function: Callable, args: tuple, kwargs: dict) -> None:
+    """Raises BadInput with the kernel's line if the function does not take these arguments."""
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        found = running()
+        wrong = BadInput(f"nisa.{function.__name__}", error, ", ".join(signature.parameters))
+        raise at_line(wrong, found.line if found else "") from None
+
+
+def _names_engine(args: tuple, kwargs: dict[str, Any]) -> bool:
+    named = kwargs.get("engine")
+    if named is None:
+        named = next((value for value in args if type(value) is engines), None)
+    return named is not None and named is not engines.unknown
 
 
 def stored(tensor: Any, operand: str = "operand") -> View:
@@ -92,6 +120,12 @@ def column_view(tensor: Any, operand: str, group: int = LANE_GROUP, bits: bool =
     rows = tensor.shape[0]
     base = tensor.view_at(tensor.offset, (rows, found.extent), (tensor.strides[0], 1))
     return IndirectView(base, view(found.index, "index"), tensor.shape[1], group)
+
+
+def refuse_tfloat32(tensor: Any, operand: str) -> None:
+    """The operand may be of any dtype but tfloat32."""
+    if isinstance(tensor, NkiTensor) and tensor.dtype.name == "tfloat32":
+        raise IllegalInstruction(f"{operand} is tfloat32; allowed: any other dtype")
 
 
 def check_moves(dst: NkiTensor, src: NkiTensor) -> None:

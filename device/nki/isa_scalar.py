@@ -13,6 +13,7 @@ from .isa_operands import (
     instruction,
     operator,
     optional_operator,
+    refuse_tfloat32,
     scalar,
     view,
 )
@@ -51,6 +52,7 @@ def activation(
 ) -> NkiInstruction:  # fmt: skip
     """dst = op(data * scale + bias); its rows' sums go into the registers as reduce_cmd says."""
     session = current()
+    refuse_tfloat32(bias, "bias")
     made = Activation(
         column_view(dst, "dst"), column_view(data, "data"), _function(op),
         scale=scalar(scale, "scale"), bias=0.0 if bias is None else scalar(bias, "bias"),

@@ -20,12 +20,15 @@ _none, _unknown = matmul_perf_mode.none, engine.unknown
 
 def _accumulation(session: Session, dst: View, accumulate: Any) -> bool | np.ndarray:
     """What `accumulate` means: as given, or found element by element from what was written."""
-    if accumulate is not None:
-        return bool(accumulate)
     whole = dst.base if isinstance(dst, IndirectView) else dst
+    if accumulate is not None:
+        if accumulate:
+            session.check_accumulation(whole, stated=True)
+        return bool(accumulate)
     written = session.written(whole)
     if not written.any(whole):
         return False
+    session.check_accumulation(whole, stated=False)
     if written.covers(whole):
         return True
     if whole is not dst:
@@ -44,6 +47,7 @@ def nc_matmul(
     Without `accumulate` what was written before is added to, the rest overwritten.
     """
     session = current()
+    size, position = _tiling(tile_size, tile_position)
     target, left, right = (
         column_view(tensor, operand, TENSOR_GROUP)
         for tensor, operand in ((dst, "dst"), (stationary, "stationary"), (moving, "moving"))
@@ -55,8 +59,7 @@ def nc_matmul(
         transpose=bool(is_transpose),
         tfloat32=stationary.dtype.name == "tfloat32" or moving.dtype.name == "tfloat32",
         onezero=bool(is_stationary_onezero) + bool(is_moving_onezero),
-        tile_size=two(tile_size, _FULL, "tile_size"),
-        tile_position=two(tile_position, (0, 0), "tile_position"),
+        tile_size=size, tile_position=position,
     )  # fmt: skip
     return session.issue(with_indices(made, target, left, right), name)
 
@@ -71,6 +74,16 @@ def nc_transpose(dst, data, engine=_unknown, name=None) -> NkiInstruction:
         to_psum = source.space == "sbuf" and target.space == "psum"
         chosen = "tensor" if to_psum and not small else "vector"
     return current().issue(Transpose(target, source, chosen), name)
+
+
+def _tiling(size: Any, position: Any) -> tuple[tuple[int, int], tuple[int, int]]:
+    """(tile_size, tile_position): both as given, or the whole array."""
+    given = [value is not None and len(value) > 0 for value in (size, position)]
+    if given[0] != given[1]:
+        raise IllegalInstruction(
+            f"tile_size is {size} and tile_position {position}; both are needed, or neither"
+        )
+    return two(size, _FULL, "tile_size"), two(position, (0, 0), "tile_position")
 
 
 def _packed(tensor: Any, operand: str) -> tuple[View, str]:
@@ -113,11 +126,11 @@ def nc_matmul_mx(
     left_scale = _scales(stationary_scale, "stationary_scale")
     right_scale = _scales(moving_scale, "moving_scale")
     _check_indices(tile_position, (stationary, stationary_scale), (moving, moving_scale))
+    size, position = _tiling(tile_size, tile_position)
     made = MatmulMx(
         target, left, right, left_scale, right_scale, (left_element, right_element),
         accumulate=_accumulation(session, target, accumulate),
-        tile_size=two(tile_size, _FULL, "tile_size"),
-        tile_position=two(tile_position, (0, 0), "tile_position"),
+        tile_size=size, tile_position=position,
     )  # fmt: skip
     operands = target, left, right, left_scale, right_scale
     return session.issue(with_indices(made, *operands), name)

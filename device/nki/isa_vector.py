@@ -43,6 +43,7 @@ from .isa_operands import (
     operator,
     optional_operator,
     optional_scalar,
+    refuse_tfloat32,
     scalar,
     stored,
     view,
@@ -220,6 +221,7 @@ def select_reduce(
 ) -> NkiInstruction:  # fmt: skip
     """dst = on_true where predicate is true, else on_false; the rows' maximum."""
     session = current()
+    refuse_tfloat32(on_true, "on_true")
     made = SelectReduce(
         view(dst, "dst"), view(predicate, "predicate"), view(on_true, "on_true"),
         scalar(on_false, "on_false"), _column(reduce_res), command_name(reduce_cmd),

@@ -12,10 +12,13 @@ from threadpoolctl import threadpool_limits
 from ..chip import Chip, load_chip
 from ..errors import BadInput
 from .arrays import is_array, like_inputs, to_numpy
+from .errors import at_line
 from .launch import Launch, Settings, check_cores
 from .result import CoreRun, SimulationResult
+from .retime import finish, retime
 from .session import Session, running
-from .tensor import NkiTensor
+from .tensor import MemoryRegion, NkiTensor
+from .timeline import KernelCore
 
 TARGETS = {"gen2": "trn1", "gen3": "trn2", "gen4": "trn3"}
 TARGET_VARIABLE = "NEURON_PLATFORM_TARGET_OVERRIDE"
@@ -43,8 +46,13 @@ class Kernel:
         return self if instance is None else functools.partial(self.__call__, instance)
 
     def with_schedule(self, edges: Sequence[tuple[str, str]]) -> "Kernel":
-        """The kernel with an order of named instructions: program order is kept in any case."""
+        """The kernel with an order of named instructions: (later, earlier or a list of them)."""
         return Kernel(self.function, self.cores, **{**self.options, "schedule": tuple(edges)})
+
+    @property
+    def schedule(self) -> tuple:
+        """The edges of `with_schedule`."""
+        return self.options.get("schedule", ())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if running() is not None:
@@ -79,14 +87,16 @@ def simulate(
     seed: int = 0,
     hazards: str | None = None,
     deadline: float = 3600.0,
+    data: bool = True,
     **kwargs: Any,
 ) -> SimulationResult:
     """Runs a kernel on arrays and returns outputs (numpy) with time, engines and memory.
 
     `chip` is a chip or its name; without one, NEURON_PLATFORM_TARGET_OVERRIDE, or trn2.
     `hazards` says what a read of memory never written, and a race of the two cores, is: `error`,
-    or `report` (noted in `findings`). `deadline` is in seconds of this machine. Other keywords are
-    the kernel's.
+    or `report` (noted in `findings`). `deadline` is in seconds of this machine. Without `data` no
+    values are computed and outputs are None; the time is the same, and what the kernel does must
+    not depend on values (see `fold`). Other keywords are the kernel's.
     """
     made = jit(kernel)
     target = as_chip(chip)
@@ -97,7 +107,7 @@ def simulate(
         raise BadInput("hazards", hazards, ("error", "report"))
     settings = Settings(
         chip=target, cores=cores, grid=made.cores is not None, seed=seed,
-        hazards=hazards, deadline=deadline,
+        hazards=hazards, deadline=deadline, data=data,
     )  # fmt: skip
     return _run(made, settings, args, kwargs)
 
@@ -112,6 +122,17 @@ def as_chip(chip: str | Chip | None) -> Chip:
 
 def _run(kernel: Kernel, settings: Settings, args: tuple, kwargs: dict) -> SimulationResult:
     launch = Launch(settings)
+    body = program(kernel, launch, args, kwargs)
+    with threadpool_limits(1):  # the number of threads changes bits
+        results = launch.run(body)
+    cores = [session.core for session in launch.sessions]
+    if finish(cores, kernel.schedule):
+        cores = retime([core.trace for core in cores], settings.chip)
+    return result_of(kernel, launch, results, cores)
+
+
+def program(kernel: Kernel, launch: Launch, args: tuple, kwargs: dict) -> Callable[[Session], Any]:
+    """What each core of the launch runs: the kernel on its arguments, which are now in HBM."""
     names = _names(kernel.function, args, kwargs)
     inputs = [_adopt(launch, value, name) for value, name in zip(args, names, strict=False)]
     named = {name: _adopt(launch, value, name) for name, value in kwargs.items()}
@@ -121,14 +142,28 @@ def _run(kernel: Kernel, settings: Settings, args: tuple, kwargs: dict) -> Simul
         rest = {name: _wrapped(value) for name, value in named.items()}
         return kernel.function(*own, **rest)
 
-    with threadpool_limits(1):  # the number of threads changes bits
-        results = launch.run(body)
+    return body
+
+
+def result_of(
+    kernel: Kernel, launch: Launch, results: list[Any], cores: Sequence[KernelCore]
+) -> SimulationResult:
+    """The outputs of a launch that has ended with these results, and the time of `cores`: its own,
+    or those on which it was timed again."""
+    settings = launch.settings
     hooks = [hook for session in launch.sessions for hook in session.hooks]
     hooks += ["with_schedule"] if "schedule" in kernel.options else []
+    hooks += ["engine="] if any(core.trace.stated for core in cores) else []
+    outputs = _outputs(results[0], launch)
+    for core in cores:
+        core.trace.release()
     return SimulationResult(
-        outputs=_outputs(results[0], launch),
+        outputs=outputs,
         chip=settings.chip,
-        cores=tuple(_core_run(session) for session in launch.sessions),
+        cores=tuple(
+            CoreRun.of(core, session.core)
+            for core, session in zip(cores, launch.sessions, strict=True)
+        ),
         peak_hbm=launch.hbm.peak + launch.input_bytes,
         findings=dict(launch.findings),
         hooks=tuple(dict.fromkeys(hooks)),
@@ -151,7 +186,8 @@ def _adopt(launch: Launch, value: Any, name: str) -> Any:
     if not is_array(value) or isinstance(value, np.generic):
         return value
     array, dtype = to_numpy(value)
-    array = np.array(array, order="C", copy=True)  # a kernel may write into its arguments
+    if launch.settings.data:
+        array = np.array(array, order="C", copy=True)  # a kernel may write into its arguments
     storage = launch.adopt(array, array.shape, dtype, name)
     return _Input(storage, array.shape or (1,), dtype, name)
 
@@ -188,26 +224,17 @@ def _outputs(value: Any, launch: Launch) -> Any:
     return value
 
 
-def _values(tensor: NkiTensor, launch: Launch) -> np.ndarray:
-    if tensor.on_chip:
-        raise BadInput("return", tensor, "tensors in shared_hbm")
+def _values(tensor: NkiTensor, launch: Launch) -> np.ndarray | None:
+    made = tensor.storage.line  # of what the kernel allocated; an argument may be returned
+    if tensor.on_chip or (made and tensor.buffer is MemoryRegion.private_hbm):
+        raise at_line(BadInput("return", tensor, "tensors in shared_hbm"), made)
     view = tensor.device_view()
     if launch.settings.hazards == "error" and not tensor.storage.written.any(view):
-        raise BadInput("return", f"{tensor}, never written", "tensors that the kernel writes")
+        wrong = BadInput("return", f"{tensor}, never written", "tensors that the kernel writes")
+        raise at_line(wrong, made)
+    if not launch.settings.data:
+        return None
     return np.array(view.array).view(tensor.dtype.dtype)
-
-
-def _core_run(session: Session) -> CoreRun:
-    core = session.core
-    return CoreRun(
-        end=core.timeline.end,
-        busy=core.timeline.busy,
-        events=tuple(core.events),
-        flops=core.flops,
-        hbm_bytes=core.hbm_bytes,
-        peak_sbuf=core.sbuf.peak,
-        peak_psum=core.psum.peak,
-    )
 
 
 def returned(result: SimulationResult, inputs: list[Any]) -> Any:

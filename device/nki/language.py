@@ -252,9 +252,14 @@ tile_size = _TileSize()
 
 @contextlib.contextmanager
 def no_reorder() -> Iterator[None]:
-    """Instructions in program order, which the simulator keeps everywhere."""
-    current().hooks.append("no_reorder")
-    yield
+    """Each instruction of the block starts when the one before it has ended."""
+    session = current()
+    session.hooks.append("no_reorder")
+    outer, session.core.block = session.core.block, session.core.new_block()
+    try:
+        yield
+    finally:
+        session.core.block = outer
 
 
 def device_print(print_prefix: str, tensor: NkiTensor) -> None:

@@ -1,38 +1,25 @@
-"""SBUF and PSUM as kernels use them: tensors that live as long as Python holds them, or are used.
+"""SBUF and PSUM as kernels use them: tensors that live as long as Python holds them.
 
 The vendor's compiler sees the whole kernel and gives tensors distinct addresses while there is
 room, so that a loop's iterations do not wait for each other. Here addresses are given in rotation
-to the same end: the first gap behind the last allocation, then from the start again. Where there
-is no gap, a tensor that Python still holds may have been read for the last time: the place of those
-that were not used for longest is given again. At the end the lives are known, from the first write
-of a tensor to its last use, and what lived together has to fit.
+to the same end: the first gap behind the last allocation, then from the start again.
 
 A tensor that the allocator places has bytes of its own. Tensors at addresses that the kernel
 states share the memory's bytes, and overlap as their addresses do.
+
+What does not fit lies beyond the end until the kernel has ended: then `placement` finds out whether
+all tensors fit by the lives that the trace shows, which may be shorter than Python's.
 """
 
-import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from ..errors import OutOfMemory
-from ..memory import ALIGNMENT, LARGEST_HOLDERS, Memory, Tensor
-from .errors import at_line
-from .written import Written
+from ..memory import ALIGNMENT, Memory, Tensor
 
-POOLED_BYTES = 64 << 20  # of released bytes kept for the next allocations
-
-
-class Life(NamedTuple):
-    """A tensor from its first write to its last use, by numbers of instructions."""
-
-    first: int
-    last: int
-    nbytes: int  # per partition
-    name: str
-    line: str
+POOLED_BYTES = 256 << 20  # of released bytes that all memories of a run keep for allocations
 
 
 class KernelMemory(Memory):
@@ -40,12 +27,15 @@ class KernelMemory(Memory):
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
+        self.placed: list[Tensor] = []  # by the allocator, in order
+        self.released: dict[int, int] = {}  # id of a placed tensor -> `moment` of its release
+        self.moment: Callable[[], int] = lambda: 0
+        self.line = ""  # of the kernel, for `overflow`
+        self.overflow: tuple[OutOfMemory, str] | None = None  # the first that did not fit
+        self.stated: list[Tensor] = []  # at addresses that the kernel gave
+        self.pool_bytes = POOLED_BYTES  # kept by this one
+        self._end = self.capacity  # of what lies beyond the capacity
         self._cursor = 0
-        self._stated = 0
-        self._lives: dict[int, Written] = {}  # of the tensors held, by id
-        self._past: list[Life] = []
-        self._shares = False  # whether a place was given again
-        self.overcommits = False  # whether even the places of tensors still to be read are
         self._pool: dict[int, list[np.ndarray]] = {}
         self._pooled = 0
 
@@ -55,28 +45,44 @@ class KernelMemory(Memory):
         It may overlap others that were placed so. Raises OutOfMemory beyond the end.
         """
         tensor = self.allocate(shape, dtype, name, address)
-        self._stated += 1
+        self.stated.append(tensor)
         self._hold(tensor)
         return tensor
 
-    def follow(self, written: Written) -> None:
-        """`written` knows when its tensor, which is held here, is used."""
-        self._lives[id(written.tensor)] = written
+    def empty(self) -> "KernelMemory":
+        """Another of the same size, which holds only the tensors at stated addresses."""
+        made = KernelMemory(
+            self.space, self.capacity, bank=self.bank, physical=self.physical,
+            partitions=self.partitions, data=False,
+        )  # fmt: skip
+        for tensor in self.stated:
+            made.stated.append(tensor)
+            made._hold(tensor)
+        return made
+
+    def move(self, tensor: Tensor) -> bool:
+        """Takes a tensor in at an address of this memory; whether there was room."""
+        start = self._room(tensor)
+        if start is not None:
+            tensor.address = start
+            self._hold(tensor)
+        return start is not None
 
     def free(self, tensor: Tensor) -> None:
         super().free(tensor)
-        self._end(self._lives.pop(id(tensor)))
-        if self._stated or self._shares:
+        self.released[id(tensor)] = self.moment()
+        if self.stated:
             self.used = self._covered()
         backing = tensor._bytes
-        if backing is not None and len(backing) == tensor.nbytes and self._pooled < POOLED_BYTES:
+        if backing is not None and len(backing) == tensor.nbytes and self._pooled < self.pool_bytes:
             self._pool.setdefault(len(backing), []).append(backing)
             self._pooled += len(backing)
+        tensor._bytes = tensor._array = None
 
     def _hold(self, tensor: Tensor) -> None:
         before = self.peak
         super()._hold(tensor)
-        if self._stated or self._shares:
+        if self.stated:
             self.used = self._covered()
             self.peak = max(before, self.used)
 
@@ -96,11 +102,16 @@ class KernelMemory(Memory):
         name: str,
         banked: bool | None = None,
     ) -> Tensor:
-        if banked is None or not self.data:  # the kernel states the address
+        if banked is None:  # the kernel states the address
             return super()._tensor(address, shape, dtype, name)
+        if not self.data:
+            self.placed.append(super()._tensor(address, shape, dtype, name))
+            return self.placed[-1]
         probe = Tensor(self.space, address, shape, dtype, name)
         backing = self._bytes_of(probe.nbytes)
-        return Tensor(self.space, address, shape, dtype, name, backing, probe.footprint, 0)
+        made = Tensor(self.space, address, shape, dtype, name, backing, probe.footprint, 0)
+        self.placed.append(made)
+        return made
 
     def _bytes_of(self, size: int) -> np.ndarray:
         pool = self._pool.get(size)
@@ -109,77 +120,49 @@ class KernelMemory(Memory):
         self._pooled -= size
         return pool.pop()
 
+    def _gaps(self) -> list[tuple[int, int]]:
+        return [(start, min(end, self.capacity)) for start, end in super()._gaps()
+                if start < self.capacity]  # fmt: skip
+
     def _first_fit(self, tensor: Tensor) -> int:
-        step = max(ALIGNMENT[self.space], tensor.itemsize)
-        gaps = self._gaps()
+        start = self._room(tensor)
+        if start is not None:
+            return start
+        error = self._out_of_memory(tensor, f"the largest gap is {self.largest_gap} B")
+        if tensor.footprint > self.capacity:
+            raise error
+        if self.overflow is None:
+            self.overflow = error, self.line
+        step = self.bank or max(ALIGNMENT[self.space], tensor.itemsize)
+        start = -(-self._end // step) * step
+        self._end = start + tensor.footprint
+        return start
+
+    def _room(self, tensor: Tensor) -> int | None:
+        """The first place with room behind the last allocation, then from the start again."""
+        step, size, bank = max(ALIGNMENT[self.space], tensor.itemsize), tensor.footprint, self.bank
         for behind in (self._cursor, 0):
-            for start, end in gaps:
-                start = -(-max(start, behind) // step) * step
-                if self.bank and tensor.footprint > self.bank - start % self.bank:
-                    start = -(-start // self.bank) * self.bank
-                if start + tensor.footprint <= end:
-                    self._cursor = start + tensor.footprint
+            for start, end in self._gaps_from(behind):
+                start = -(-start // step) * step
+                if bank and size > bank - start % bank:
+                    start = -(-start // bank) * bank
+                if start + size <= end:
+                    self._cursor = start + size
                     return start
-        return self._given_again(tensor, step)
+        return None
 
-    def _given_again(self, tensor: Tensor, step: int) -> int:
-        """The place whose tensors were not used for longest. Raises OutOfMemory if every place
-        has a tensor that is still to be written, or read after its last write."""
-        need, best = tensor.footprint, None
-        starts = {0, *(edge for start, end, _ in self._blocks for edge in (start, end))}
-        if self.bank and need > self.bank // 2:
-            starts = range(0, self.capacity, self.bank)
-        for start in sorted(starts):
-            start = -(-start // step) * step
-            if self.bank and need > self.bank - start % self.bank:
-                start = -(-start // self.bank) * self.bank
-            if start + need > self.capacity:
-                continue
-            used = self._last_use(start, start + need)
-            if used is not None and (best is None or used < best[0]):
-                best = used, start
-        if best is None:
-            raise self._out_of_memory(tensor, f"the largest gap is {self.largest_gap} B")
-        self._shares = True
-        self._cursor = best[1] + need
-        return best[1]
-
-    def _last_use(self, start: int, end: int) -> float | None:
-        """Number of the last instruction that used what lies there; None if one is to come."""
-        last: float = 0
-        for first, stop, key in self._blocks:
-            if first < end and start < stop:
-                written = self._lives[key]
-                if written.unread and not self.overcommits:
-                    return None
-                last = math.inf if written.unread else max(last, written.last)
-        return last
-
-    def _end(self, written: Written) -> None:
-        if written.first is not None:
-            tensor = written.tensor
-            self._past.append(
-                Life(written.first, written.last, tensor.footprint, tensor.name, written.line)
-            )
-
-    def check_lives(self) -> None:
-        """Raises OutOfMemory, with the line of a tensor, if those in use at once do not fit."""
-        if not self._shares:
+    def _gaps_from(self, behind: int) -> Iterator[tuple[int, int]]:
+        """Free ranges from an address on."""
+        blocks = self._blocks
+        if self.stated:  # these may overlap
+            yield from ((max(start, behind), end) for start, end in self._gaps() if end > behind)
             return
-        for written in self._lives.values():
-            self._end(written)
-        alive: list[Life] = []
-        for life in sorted(self._past):
-            alive = [other for other in alive if other.last > life.first]
-            alive.append(life)
-            used = sum(other.nbytes for other in alive)
-            if used > self.capacity:
-                raise at_line(self._crowded(life, used, alive), life.line)
-
-    def _crowded(self, life: Life, used: int, alive: list[Life]) -> OutOfMemory:
-        largest = sorted(alive, key=lambda other: -other.nbytes)
-        held = ", ".join(f"{other.name} {other.nbytes} B" for other in largest[:LARGEST_HOLDERS])
-        return OutOfMemory(
-            f"{self.space}: {life.name} needs {life.nbytes} B per partition while others are still "
-            f"to be used: {used} B of {self.capacity} B per partition, held by: {held}"
-        )
+        index = bisect_left(blocks, (behind,))
+        end = max(behind, blocks[index - 1][1]) if index else behind
+        while index < len(blocks) and end < self.capacity:
+            start, stop, _ = blocks[index]
+            if start > end:
+                yield end, min(start, self.capacity)
+            end, index = stop, index + 1
+        if end < self.capacity:
+            yield end, self.capacity

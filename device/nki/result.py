@@ -2,13 +2,17 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from ..chip import Chip
 from ..errors import BadInput
 from ..isa.base import ENGINES
-from .timeline import KernelEvent
+from .greedy import greedy
+from .retime import check_same_kernel, retime
+from .timeline import KernelCore, KernelEvent
+from .trace import Trace
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,11 @@ class EngineUse:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """The most bytes that tensors held at once: per partition on chip, the largest of the cores."""
+    """The most bytes that tensors held at once: per partition on chip, the largest of the cores.
+
+    Tensors are held as long as Python holds them; where that is more than there is, from their
+    first use to their last (see `placement`).
+    """
 
     peak_sbuf: int
     peak_psum: int
@@ -52,6 +60,22 @@ class CoreRun:
     hbm_bytes: int
     peak_sbuf: int
     peak_psum: int
+    trace: Trace = field(default_factory=Trace, repr=False, compare=False)
+
+    def again(self, core: KernelCore) -> "CoreRun":
+        """The same run timed again."""
+        return replace(
+            self, end=core.timeline.end, busy=core.timeline.busy, events=tuple(core.events)
+        )
+
+    @classmethod
+    def of(cls, core: KernelCore, memories: KernelCore) -> "CoreRun":
+        """The run of a core, with the memories of the one that ran the kernel."""
+        return cls(
+            end=core.timeline.end, busy=core.timeline.busy, events=tuple(core.events),
+            flops=core.flops, hbm_bytes=core.hbm_bytes,
+            peak_sbuf=memories.sbuf.peak, peak_psum=memories.psum.peak, trace=core.trace,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -124,6 +148,38 @@ class SimulationResult:
         """Tensor engine operations over what the cores' peak gives in `time`."""
         seconds = self.time / 1e12
         return self.flops / (seconds * self.chip.peak(dtype) * len(self.cores))
+
+    @cached_property
+    def bracket(self) -> tuple[int, int]:
+        """(dependency-greedy, program order): times in picoseconds, launch included.
+
+        The hardware's compiler may reorder what the kernel leaves open. The first is of the order
+        of `greedy` or, as list scheduling can end later, of the program's if that is shorter.
+        Raises BadInput for a kernel with collectives.
+        """
+        cores = greedy([core.trace for core in self.cores], self.chip)
+        end = max(core.timeline.end for core in cores)
+        return min(self.chip.kernel_launch_ps + end, self.time), self.time
+
+    @property
+    def whole(self) -> bool:
+        """Whether the traces tell all: `bracket` and `retimed` need it. Collectives are no part."""
+        return all(core.trace.whole for core in self.cores)
+
+    @property
+    def folded(self) -> int:
+        """Memsets of PSUM to zero that took no instruction, as a matmul overwrote them."""
+        return sum(core.trace.folded for core in self.cores)
+
+    def retimed(self, chip: Chip) -> "SimulationResult":
+        """This run on other numbers of its chip (see `overlay`), without running the kernel.
+
+        Raises BadInput if the kernel could do something else there: it must be run again then.
+        """
+        check_same_kernel(self.chip, chip)
+        cores = retime([core.trace for core in self.cores], chip)
+        pairs = zip(cores, self.cores, strict=True)
+        return replace(self, chip=chip, cores=tuple(run.again(core) for core, run in pairs))
 
     @property
     def bounds(self) -> tuple[int, int]:

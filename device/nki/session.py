@@ -13,11 +13,12 @@ import numpy as np
 
 from ..chip import Chip
 from ..dtypes import numpy_dtype
-from ..errors import BadInput, DeadlineExceeded, IllegalInstruction, OutOfMemory, TrnsimError
+from ..errors import BadInput, DeadlineExceeded, IllegalInstruction, TrnsimError
 from ..isa.base import Instruction
 from ..memory import View
 from .dtypes import as_dtype
 from .errors import OWN, at_line
+from .fold import folded
 from .memory import KernelMemory
 from .objects import NKIObject
 from .tensor import MemoryRegion, NkiTensor, Storage, as_region
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from .launch import Launch
 
 _running = threading.local()
+FOLDED = "constants, iota, arguments and copies of them; a run with data knows every value"
 DEADLINE_EVERY = 64  # instructions between two looks at the clock
 
 
@@ -47,19 +49,23 @@ def running() -> "Session | None":
 
 
 class NkiInstruction(NKIObject):
-    """Handle of an issued instruction, with its (start, end) in picoseconds."""
+    """Handle of an issued instruction, with its (start, end) in picoseconds as it was issued.
 
-    __slots__ = ("start", "end", "name")
+    `place` is where it is in its core's trace, or -1 if it took no time.
+    """
 
-    def __init__(self, start: int, end: int, name: str = "") -> None:
-        self.start, self.end, self.name = start, end, name
+    __slots__ = ("start", "end", "name", "place")
+
+    def __init__(self, start: int, end: int, name: str = "", place: int = -1) -> None:
+        self.start, self.end, self.name, self.place = start, end, name, place
 
     def depends_on(self, *producers: "NkiInstruction") -> "NkiInstruction":
-        """Notes that this ran after others; the program's order has it so already."""
-        current().hooks.append("depends_on")
-        for producer in producers:
-            if producer.end > self.start:
-                current().hooks.append("depends_on: not kept")
+        """This starts when the others, issued before it, have ended."""
+        session = current()
+        session.hooks.append("depends_on")
+        places = [producer.place for producer in producers]
+        edges = [(place, self.place) for place in places if 0 <= place < self.place]
+        session.core.trace.after += edges
         return self
 
 
@@ -74,9 +80,6 @@ class Session:
         self.state: dict[str, Any] = {}  # accumulator registers and the like, by owner
         self.meetings = 0  # with the other core
         self._also: list[View] = []
-        self._memories: Any = core.sbuf, core.psum
-        for memory in self._memories:
-            memory.overcommits = launch.settings.hazards == "report"
         self._names: dict[str, int] = {}
         self._shared = 0
         self._count = 0
@@ -144,6 +147,7 @@ class Session:
     ) -> Storage:
         memory: KernelMemory = getattr(self.core, region.value)
         origin = 0
+        memory.line = line
         if address is None:
             tensor = memory.allocate(shape, dtype, label)
         else:
@@ -182,29 +186,41 @@ class Session:
             return int(index)
         view = index.device_view()
         self._also.append(view)
-        if not self.data:
-            return 0
-        return int(view.array.reshape(-1)[0])
+        return self._scalar(tensor, view)
 
     def read_scalar(self, tensor: NkiTensor) -> int:
         """The one element of a tensor, as an integer."""
         view = self.operand(tensor)
-        if view.size != 1:
-            raise IllegalInstruction(f"{tensor} has {view.size} elements; a register takes one")
-        if not self.data:
-            raise BadInput("register_load", tensor, "a run with data")
+        if view.size != 1 or view.space == "psum":
+            raise IllegalInstruction(
+                f"{tensor} has {view.size} elements; a register takes one in hbm or sbuf"
+            )
         self.check_reads((view,), self.line)
-        value = view.array.reshape(-1)[0]
-        return int(value)
+        return self._scalar(tensor, view)
+
+    def _scalar(self, tensor: NkiTensor, view: View) -> int:
+        if self.data:
+            return int(view.array.reshape(-1)[0])
+        traces = [session.core.trace for session in self.launch.sessions]
+        value = folded(traces, self.program, view)
+        if value is None:
+            error = BadInput("time only", f"a value of {tensor}", FOLDED)
+            raise at_line(error, self.line)
+        return value
 
     def write_scalar(self, tensor: NkiTensor, value: int) -> None:
         """The one element of a tensor = an integer."""
         view = self.operand(tensor)
-        if view.size != 1:
-            raise IllegalInstruction(f"{tensor} has {view.size} elements; a register has one")
+        if view.size != 1 or view.space == "psum":
+            raise IllegalInstruction(
+                f"{tensor} has {view.size} elements; a register goes into one in hbm or sbuf"
+            )
         if self.data:
             view.array[...] = np.array(value).astype(numpy_dtype(view.dtype))
-        self.note_write(view)
+        else:
+            trace = self.core.trace
+            trace.stores.append((len(trace.entries), view, value))
+        self.launch.written(view).add(view)
 
     # ---- instructions ------------------------------------------------------------------------
 
@@ -226,32 +242,20 @@ class Session:
             self._also.clear()
             raise at_line(error, line) from None
         for view in instruction.writes():
-            self.note_write(view)
+            written = self.launch.written(view)
+            written.add(view)
+            if view.space == "psum":
+                written.note_engine(view, instruction.engine)
         also = tuple(self._also)
         self._also.clear()
+        count = len(self.core.trace.entries)
         start, end = self.core.run(instruction, line, name or "", also)
-        return NkiInstruction(start, end, name or "")
+        places = len(self.core.trace.entries)
+        return NkiInstruction(start, end, name or "", places - 1 if places > count else -1)
 
     def written(self, view: View):
         """What has been written of the view's tensor: see `Written`."""
         return self.launch.written(view)
-
-    def note_write(self, view: View) -> None:
-        """The view has been written by the instruction that is running."""
-        written = self.launch.written(view)
-        written.note_write(self._count)
-        written.add(view)
-
-    def check_lives(self) -> None:
-        """Raises OutOfMemory if tensors that were in use at once do not fit, or notes it: the
-        vendor's compiler may order instructions so that they do."""
-        for memory in self._memories:
-            try:
-                memory.check_lives()
-            except OutOfMemory as error:
-                if not memory.overcommits:
-                    raise
-                self.launch.findings.setdefault(getattr(error, "line", ""), str(error))
 
     def check_deadline(self) -> None:
         """Raises DeadlineExceeded if the run has lasted too long."""
@@ -265,10 +269,24 @@ class Session:
         if self._count % DEADLINE_EVERY == 0:
             self.check_deadline()
 
+    def check_accumulation(self, view: View, stated: bool) -> None:
+        """Before NeuronCore-v4 a matmul adds to what matmuls wrote: others' values are a hazard.
+
+        Where that it adds is not `stated`, zeros are none: overwriting gives the same.
+        """
+        foreign = self.launch.written(view).foreign
+        if foreign is None or self.chip.generation >= 4 or not foreign.any(view):
+            return
+        if stated or (self.data and np.any(view.array)):
+            self.launch.hazard(
+                f"{view} holds what another engine than Tensor wrote; a matmul on "
+                f"{self.chip.name} adds only to what a matmul wrote",
+                self.line,
+            )
+
     def check_reads(self, views: Sequence[View], line: str) -> None:
         """Each view has been written; if not, an error or a finding (see Settings.hazards)."""
         for view in views:
             written = self.launch.written(view)
-            written.note_read(self._count)
             if not written.full and not written.covers(view):
                 self.launch.uninitialised(view, line)

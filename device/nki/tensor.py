@@ -356,6 +356,8 @@ class NkiTensor(NKIObject):
         wanted = self.dtype if dtype is None else as_dtype(dtype)
         start = self.offset * self.dtype.itemsize // wanted.itemsize + (offset or 0)
         index = None
+        if scalar_offset is not None and vector_offset is not None:
+            raise IllegalInstruction(f"{self}: scalar_offset and vector_offset; limit: one of them")
         if scalar_offset is not None or vector_offset is not None:
             kind = "scalar" if vector_offset is None else "vector"
             dim = self._axis(indirect_dim)

@@ -1,7 +1,8 @@
 """Functions of whole tiles: each allocates its result and issues the instructions for it.
 
-Results are in SBUF (of `matmul` and `transpose` in PSUM) with the dtype of the first tile, unless
-`dtype` is given.
+Results are in SBUF with the dtype of the first tile, unless `dtype` is given. Those of the Tensor
+engine are in PSUM: of `matmul`, of `transpose`, and of a float32 row that is broadcast along
+partitions.
 """
 
 import math
@@ -60,7 +61,10 @@ def binary(name: str, x: Any, y: Any, dtype: Any = None) -> NkiTensor:
     if _is_column(x, shape) and y.shape == shape:
         return _with_scalar(op, y, x, kind, reverse=True)
     dst = new(shape, kind)
-    isa.tensor_tensor(dst, broadcast_to(x, shape), broadcast_to(y, shape), op)
+    left, right = broadcast_to(x, shape), broadcast_to(y, shape)
+    if left.buffer is _PSUM and right.buffer is _PSUM:
+        left = unary("copy", left)
+    isa.tensor_tensor(dst, left, right, op)
     return dst
 
 
@@ -238,14 +242,39 @@ def broadcast_to(x: NkiTensor, shape: Sequence[int], dtype: Any = None) -> NkiTe
     if shape[0] != x.shape[0]:
         if x.shape[0] != 1:
             raise IllegalInstruction(f"{x} cannot be broadcast to {list(shape)}")
-        made = new((shape[0], *x.shape[1:]), x.dtype)
-        for row in range(0, shape[0], 32):
-            count = min(32, shape[0] - row)
-            isa.nc_stream_shuffle(made[row : row + count], x, [0] * 32)
+        made = _by_matmul(x, shape[0]) if _fits_bank(x) else _by_shuffle(x, shape[0])
     for axis in range(1, len(shape)):
         if made.shape[axis] != shape[axis]:
             made = made.broadcast(axis, shape[axis])
     return made if dtype is None or dtype == x.dtype else unary("copy", made, dtype)
+
+
+def _fits_bank(row: NkiTensor) -> bool:
+    """Whether the Tensor engine copies the row as it is, into a bank of a PSUM half empty."""
+    psum = current().core.psum
+    whole = row.dtype.name == "float32" and row.storage.region is MemoryRegion.sbuf
+    return whole and row.size * 4 <= psum.bank and 2 * psum.used < psum.capacity
+
+
+def _by_matmul(row: NkiTensor, partitions: int) -> NkiTensor:
+    """A row on all partitions, in PSUM: a matmul with ones (nki/guides/tutorials/fused_mamba.rst:
+    partitions are broadcast along by the Tensor engine)."""
+    session = current()
+    ones = session.state.get("ones")
+    if ones is None:
+        ones = session.state["ones"] = new((1, 128), "float32")
+        isa.memset(ones, 1.0)
+    made = new((partitions, *row.shape[1:]), "float32", _PSUM)
+    isa.nc_matmul(made, ones[:, :partitions], row, is_stationary_onezero=True)
+    return made
+
+
+def _by_shuffle(row: NkiTensor, partitions: int) -> NkiTensor:
+    made = new((partitions, *row.shape[1:]), row.dtype)
+    for start in range(0, partitions, 32):
+        count = min(32, partitions - start)
+        isa.nc_stream_shuffle(made[start : start + count], row, [0] * 32)
+    return made
 
 
 def expand_dims(x: NkiTensor, axis: int) -> NkiTensor:

@@ -1,5 +1,7 @@
 """Which elements of an allocation have been written: uninitialised reads, and PSUM's first write.
 
+In PSUM also which elements another engine than Tensor wrote last: what a matmul may not add to.
+
 An allocation that was written as a whole needs no mask; one that is written in parts keeps a bool
 per element of its own dtype, or per byte once it is used as another.
 """
@@ -10,28 +12,16 @@ from ..memory import ITEMSIZE, Tensor, View
 
 
 class Written:
-    """The written elements of one tensor, whose first partition is `origin`, and its life."""
+    """The written elements of one tensor, whose first partition is `origin`."""
 
-    __slots__ = ("tensor", "full", "unit", "line", "first", "last", "unread", "_mask", "_origin")
+    __slots__ = ("tensor", "full", "unit", "line", "foreign", "_mask", "_origin")
 
     def __init__(self, tensor: Tensor, full: bool = False, origin: int = 0) -> None:
         self.tensor, self.full, self._origin = tensor, full, origin
         self.unit = ITEMSIZE[tensor.dtype]
         self.line = ""  # of the kernel, where the tensor was made
-        self.first: int | None = None  # number of the instruction that wrote it first
-        self.last = 0  # and of the last that wrote or read it
-        self.unread = True  # since it was last written, or made
+        self.foreign: Written | None = None  # in PSUM: written last by another engine than Tensor
         self._mask: np.ndarray | None = None
-
-    def note_write(self, number: int) -> None:
-        """The instruction of that number in the kernel writes to it."""
-        self.last, self.unread = number, True
-        if self.first is None:
-            self.first = number
-
-    def note_read(self, number: int) -> None:
-        """The instruction of that number in the kernel reads it."""
-        self.last, self.unread = number, False
 
     def add(self, view: View) -> None:
         """The view has been written."""
@@ -41,6 +31,14 @@ class Written:
             self.full, self._mask = True, None
             return
         self._window(view)[...] = True
+
+    def note_engine(self, view: View, engine: str) -> None:
+        """An engine has written the view, which is in PSUM."""
+        if engine != "tensor":
+            self.foreign = self.foreign or Written(self.tensor, origin=self._origin)
+            self.foreign.add(view)
+        elif self.foreign is not None:
+            self.foreign.clear(view)
 
     def covers(self, view: View) -> bool:
         """Whether every element of the view has been written."""

@@ -11,7 +11,15 @@ import numpy as np
 
 from .. import arithmetic
 from ..errors import Unsupported
-from . import regions, values_contract, values_index, values_random, values_reduce, values_shape
+from . import (
+    regions,
+    values_attention,
+    values_contract,
+    values_index,
+    values_random,
+    values_reduce,
+    values_shape,
+)
 from . import values_sort as sorting
 from .ir import Block, Operation, TensorType
 
@@ -203,6 +211,14 @@ def _rng_bit_generator(operation: Operation, inputs: Arrays, types: Types) -> Ar
     return values_random.rng_bit_generator(inputs[0], algorithm, bits.shape, bits.numpy)
 
 
+def _attention(operation: Operation, inputs: Arrays, types: Types) -> Arrays:
+    results = [np.empty(types[v].shape, types[v].numpy) for v in operation.results]
+    a, (b, _, n, _) = operation.attributes, inputs[0].shape
+    units = ((i, j) for i in range(b) for j in range(n))
+    values_attention.fill(inputs, results, units, a["scale"], a["causal"])
+    return results
+
+
 def _copy(operation: Operation, inputs: Arrays, types: Types) -> Arrays:
     return inputs
 
@@ -231,6 +247,8 @@ _EVALUATORS: dict[str, Evaluator] = {
     "sort": _sort,
     "topk": _topk,
     "rng_bit_generator": _rng_bit_generator,
+    "attention": _attention,
+    "attention_gradient": _attention,
     "copy": _copy,
     "optimization_barrier": _copy,
 }

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from .attention import ATTENTION, AttentionKernel, check
 from .group import Node, reducer
 from .host import HostKernel
 from .ir import TensorType
@@ -23,11 +24,15 @@ def kernel(
     constants: Mapping[int, np.ndarray],
     strided: tuple[Strided, ...],
     types: Sequence[TensorType],
+    epilogue: Node | None = None,
 ) -> Kernel:
-    """The kernel of one operator; a host fallback where the device has no instructions for it."""
+    """The kernel of one operator (of a matmul also with its epilogue); a host fallback where the
+    device has no instructions for it."""
     if strided:
-        return matmul_kernel(node, strided)
+        return matmul_kernel(node, strided, epilogue)
     fields = single_fields(node, constants, types)
+    if node.name in ATTENTION:
+        return check(AttentionKernel(**fields))
     wide = any(t.numpy.itemsize > 4 for t in (*node.operand_types, *node.result_types))
     if node.name == "rng_bit_generator":  # the state may be 64-bit words; it stays in registers
         wide = node.result_types[1].numpy.itemsize > 4

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..chip import Chip
 from ..isa.base import Instruction
-from ..isa.dma import Dma, transfer_duration
+from ..isa.dma import Dma, Transfer, transferring
 from ..memory import View
 from ..units import cycles_ps
 from .kernel import Kernel, Part
@@ -40,8 +40,8 @@ class StreamCopy(Dma):
     def check(self, chip: Chip) -> None:
         self.check_same("src", self.src, "dst", self.dst)
 
-    def duration(self, chip: Chip) -> int:
-        return transfer_duration(chip, self.dst, self.src)
+    def transfer(self, chip: Chip) -> Transfer:
+        return transferring(chip, self.dst, self.src)
 
     def execute(self) -> None:
         """Nothing."""
