@@ -260,7 +260,7 @@ def test_what_does_not_fit_is_noted_where_hazards_are():
     result = simulate(kernel, floats(1, 1), hazards="report")
     assert (result.output == sum(range(9))).all()
     (finding,) = result.findings.values()
-    assert "psum8 needs 2048 B per partition while others are still to be used" in finding
+    assert "psum8 needs 2048 B per partition, 0 B of 16384 B" in finding
     with pytest.raises(OutOfMemory, match="psum8 needs 2048 B per partition, 0 B of 16384 B"):
         simulate(kernel, floats(1, 1))
 
