@@ -167,8 +167,8 @@ def finish(
     whether it has to be timed again with them.
 
     `schedule` has the pairs of names of `with_schedule`. Raises OutOfMemory for tensors that do not
-    fit in program order, or notes it in `findings`: the vendor's compiler may have an order in which
-    they do, and they stay beyond the end of the memory.
+    fit in program order, or notes it in `findings`: the vendor's compiler may have an order in
+    which they do, and they stay beyond the end of the memory.
     """
     again = False
     for core in cores:
