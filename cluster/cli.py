@@ -15,7 +15,16 @@ from rich.console import Console
 from trnsim.device.chip import load_chip
 from trnsim.device.errors import BadFile, BadInput, TrnsimError
 
-from . import cli_astra, cli_calibrate, cli_collective, cli_kernel, wire
+from . import (
+    cli_astra,
+    cli_calibrate,
+    cli_collective,
+    cli_kernel,
+    cli_place,
+    cli_plan,
+    cli_study,
+    wire,
+)
 from .instances import load_instance
 from .mesh import parse_mesh
 from .report import tables
@@ -54,6 +63,11 @@ def cli() -> None:
     help="Calibrated numbers of `trnsim calibrate` in place of the shipped ones.",
 )  # fmt: skip
 @click.option("--time-only", is_flag=True, help="No data: virtual time alone, at any scale.")
+@click.option(
+    "--lift", default="auto", show_default=True, metavar="AXIS",
+    help="With --time-only: compile for a few ranks of an axis over which only the batch is "
+    "sharded, and widen its groups. auto: dp, where there are many ranks; none: never.",
+)  # fmt: skip
 @click.option("--text", type=click.Path(), default=None, help="Same as --set text=FILE.")
 @click.option("--set", "options", multiple=True, metavar="NAME=VALUE", help="Passed to training().")
 @click.option(
@@ -144,6 +158,9 @@ cli.add_command(cli_calibrate.calibrate)
 cli.add_command(cli_collective.collective)
 cli.add_command(cli_collective.compare)
 cli.add_command(cli_kernel.kernel)
+cli.add_command(cli_place.place)
+cli.add_command(cli_study.study)
+cli.add_command(cli_plan.plan)
 
 
 def _stated(assume: Sequence[str]) -> dict[str, int]:

@@ -1,13 +1,11 @@
 """`trnsim kernel FILE.py:NAME`: an NKI kernel on random or given inputs, and its modelled time."""
 
 import ast
-import importlib.util
 import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import click
@@ -18,12 +16,14 @@ from rich.table import Table
 from trnsim.device.errors import BadFile, BadInput, Unsupported
 from trnsim.device.isa.base import ENGINES
 from trnsim.device.nki.dtypes import DTYPES, as_dtype
-from trnsim.device.nki.install import install
-from trnsim.device.nki.kernel import Kernel, as_chip, jit, simulate
-from trnsim.device.nki.lint import Finding, lint
+from trnsim.device.nki.errors import failed
+from trnsim.device.nki.kernel import as_chip, simulate
+from trnsim.device.nki.lint import Finding, grouped, lint
 from trnsim.device.nki.result import SimulationResult
 from trnsim.device.overlay import apply_overlay
 from trnsim.device.units import format_bytes, format_time
+
+from .kernel_file import load_kernel
 
 LINES_SHOWN = 10
 ORDERS = ("greedy", "program")
@@ -42,7 +42,7 @@ _SHAPED = re.compile(r"([a-z][a-z0-9_]*)\[([0-9, ]*)\]")
     help="An argument, in order: f32[4096,1024] (random), FILE.npy, or a Python literal; "
     "NAME=ARG for a keyword.",
 )  # fmt: skip
-@click.option("--chip", default="trn2", show_default=True, help="trn1, inf2, trn2, trn3.")
+@click.option("--chip", help="trn1, inf2, trn2, trn3. Default: that of the instance, or trn2.")
 @click.option("--lnc", type=int, default=1, show_default=True, help="Cores of kernel[n]: 1 or 2.")
 @click.option("--seed", default=0, show_default=True, help="Of the random inputs.")
 @click.option(
@@ -67,10 +67,19 @@ _SHAPED = re.compile(r"([a-z][a-z0-9_]*)\[([0-9, ]*)\]")
     help="A file of numbers laid over the chip's; several are each timed from the one run.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
+@click.option("--instance", help="Run on its ranks: random inputs of their own, nki.collectives.")
+@click.option("--ranks", type=int, help="How many; default: all logical cores of the nodes.")
+@click.option("--nodes", default=1, show_default=True, help="Instances, joined by EFA.")
+@click.option(
+    "--runtime", type=click.Choice(["local", "ray"]), default="local", show_default=True,
+    help="In process, or a Ray actor for each rank.",
+)  # fmt: skip
+@click.option("--address", help="Of a running Ray instance.")
 def kernel(
-    kernel: str, arguments: Sequence[str], chip: str, lnc: int, seed: int, hazards: str,
+    kernel: str, arguments: Sequence[str], chip: str | None, lnc: int, seed: int, hazards: str,
     deadline: float, trace: Path, linted: str, time_only: bool, overlays: Sequence[Path],
-    as_json: bool,
+    as_json: bool, instance: str | None, ranks: int | None, nodes: int, runtime: str,
+    address: str | None,
 ) -> None:  # fmt: skip
     """Simulate the NKI kernel NAME of FILE.py and print its modelled time.
 
@@ -80,7 +89,23 @@ def kernel(
     `import nki` in FILE.py is the simulator. Times are modelled (virtual) time of the hardware,
     launch included, in program order of each engine; the bracket also has the time of a scheduler
     that issues whatever is ready. Busy times are sums over the cores.
+
+    With --instance it runs on many ranks. An argument groups[N] is a ReplicaGroup of N ranks each:
+
+    \b
+        trnsim kernel my_kernels.py:reduce --arg f32[128,512] --arg groups[8] \\
+            --instance trn2.48xlarge --ranks 64 --lnc 2
     """
+    if instance is not None or ranks is not None or nodes != 1 or runtime != "local":
+        from .cli_kernel_ranks import run_ranks
+
+        run_ranks(
+            kernel, arguments, chip=chip, lnc=lnc, seed=seed, hazards=hazards, deadline=deadline,
+            trace=trace, as_json=as_json, instance=instance, ranks=ranks, nodes=nodes,
+            runtime=runtime, address=address, linted=linted, data=not time_only,
+            overlays=overlays,
+        )  # fmt: skip
+        return
     target = as_chip(chip)
     others = {path: apply_overlay(target, path) for path in overlays}
     wanted, positional, named = load_kernel(kernel), [], {}
@@ -94,10 +119,13 @@ def kernel(
     if linted != "off":
         report_lint(lint(wanted, [*positional, *named.values()]), linted == "error")
     with Console(stderr=True).status("running the kernel"):
-        result = simulate(
-            wanted[lnc] if lnc != 1 else wanted, *positional, chip=target, seed=seed,
-            hazards=hazards, deadline=deadline, data=not time_only, **named,
-        )  # fmt: skip
+        try:
+            result = simulate(
+                wanted[lnc] if lnc != 1 else wanted, *positional, chip=target, seed=seed,
+                hazards=hazards, deadline=deadline, data=not time_only, **named,
+            )  # fmt: skip
+        except Exception as error:
+            raise failed(error) from error
         variants = {path: result.retimed(other) for path, other in others.items()}
     write_trace(trace, result)
     if as_json:
@@ -130,42 +158,13 @@ def _variants(variants: Mapping[Path, SimulationResult]) -> Table:
 # ---- what to run -----------------------------------------------------------------------------
 
 
-def load_kernel(place: str) -> Kernel:
-    """The kernel at FILE.py:NAME. Raises BadInput if there is no such file or name."""
-    file, colon, name = place.rpartition(":")
-    path = Path(file)
-    if not colon or not path.is_file():
-        raise BadInput("kernel", place, "FILE.py:NAME of a file that exists")
-    module = _module(path)
-    found = getattr(module, name, None)
-    if not callable(found):
-        names = [key for key, value in vars(module).items() if isinstance(value, Kernel)]
-        raise BadInput("kernel", name, names)
-    return jit(found)
-
-
-def _module(path: Path) -> ModuleType:
-    install()
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise BadInput("kernel", path, "a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    sys.path.insert(0, str(path.resolve().parent))
-    try:
-        spec.loader.exec_module(module)
-    except (SyntaxError, ImportError) as error:
-        raise BadFile(f"{path}: {error}") from None
-    return module
-
-
 def report_lint(findings: Sequence[Finding], refuse: bool) -> None:
     """Shows findings on standard error. Raises Unsupported with the first one to `refuse` them."""
     if findings and refuse:
         more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
         raise Unsupported(f"{findings[0]}{more}")
-    for finding in findings:
-        click.secho(str(finding), fg="yellow", err=True)
+    for line in grouped(findings):
+        click.secho(line, fg="yellow", err=True)
 
 
 def parse_argument(text: str, random: np.random.Generator) -> tuple[str, Any]:
@@ -311,13 +310,20 @@ def _lines(result: SimulationResult) -> Table:
 
 def write_trace(path: Path, result: SimulationResult) -> None:
     """A trace for ui.perfetto.dev: a process per core, a track per engine and DMA queue."""
+    write_entries(path, trace_entries(result))
+
+
+def trace_entries(
+    result: SimulationResult, first: int = 0, prefix: str = ""
+) -> list[dict[str, Any]]:
+    """The entries of a result's cores as processes from number `first` on, named `prefix` core."""
     entries: list[dict[str, Any]] = []
     launch = result.chip.kernel_launch_ps
-    for number, core in enumerate(result.cores):
+    for number, core in enumerate(result.cores, start=first):
         tracks: dict[str, int] = {}
-        entries.append(_name(number, 0, "process_name", f"core {number}"))
+        entries.append(_name(number, 0, "process_name", f"{prefix}core {number - first}"))
         for event in core.events:
-            track = f"dma {event.queue}" if event.queue else event.engine
+            track = f"{event.engine} {event.queue}" if event.queue else event.engine
             if track not in tracks:
                 tracks[track] = len(tracks) + 1
                 entries.append(_name(number, tracks[track], "thread_name", track))
@@ -327,6 +333,11 @@ def write_trace(path: Path, result: SimulationResult) -> None:
                 "ts": (launch + event.start) / 1e6, "dur": (event.end - event.start) / 1e6,
                 "args": {"line": event.line, "opcode": event.opcode, "hbm_bytes": event.nbytes},
             })  # fmt: skip
+    return entries
+
+
+def write_entries(path: Path, entries: list[dict[str, Any]]) -> None:
+    """Writes a trace in one step. Raises BadInput if the file cannot be written."""
     partial = path.with_suffix(path.suffix + ".partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

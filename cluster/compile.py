@@ -1,9 +1,9 @@
 """From an operator program to what one rank runs: kernels, order, split, residency, homes.
 
-The passes, each in its own place: recognise expanded functions (device), fuse operators into
-kernels (device), order them (`order.py`), split each over the physical cores of the logical core,
-plan what stays in SBUF (device), give values homes in HBM (`buffers.py`) and place barriers
-(`barriers.py`).
+The passes, each in its own place: recognise expanded functions, contract what follows a matmul,
+fuse operators into kernels (device), order them (`order.py`), split each over the physical cores of
+the logical core, plan what stays in SBUF (device), give values homes in HBM (`buffers.py`) and
+place barriers (`barriers.py`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,6 +14,7 @@ import numpy as np
 
 from trnsim.device.chip import Chip
 from trnsim.device.core import Core
+from trnsim.device.ops.contract import contract
 from trnsim.device.ops.fuse import captured, fuse
 from trnsim.device.ops.ir import Block, Module, Operation
 from trnsim.device.ops.kernel import Cost, Kernel, Part, Residency
@@ -56,7 +57,7 @@ def compile_program(
     `commit` lists (result index, argument index) pairs: training state that becomes the argument of
     the next step. Raises Unsupported for an operator that is not modelled.
     """
-    module = simplify(recognise(module))
+    module = simplify(contract(recognise(module)))
     compiler = _Compiler(module, chip, lnc, calls, fidelity)
     steps = compiler.block(module.body, module.body.returns)
     results = tuple(compiler.home.get(v, v) for v in module.body.returns)

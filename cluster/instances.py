@@ -47,6 +47,7 @@ class Instance:
     efa_devices: int = 0
     core_counts: tuple[int, ...] = ()  # ranks that a job may have; () leaves it free
     core_counts_multiple: int = 0
+    tensor_parallel: tuple[int, ...] = ()  # degrees that the vendor lists; () leaves it free
     vcpus: int | None = None
     host_memory_bytes: int | None = None
     numbers: Mapping[str, Number] = field(default_factory=dict, repr=False, compare=False)

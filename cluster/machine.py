@@ -1,9 +1,10 @@
 """The machine that a run simulates: placed ranks with their cores, memory and links."""
 
-from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+
+import numpy as np
 
 from trnsim.device.chip import Chip
 from trnsim.device.errors import OutOfMemory
@@ -78,8 +79,9 @@ class Machine:
     @cached_property
     def hbm_bytes(self) -> int:
         """HBM that a rank can count on: its stack, shared evenly by the ranks on it."""
-        sharers = Counter(self.placement.stack(rank) for rank in range(self.ranks))
-        return self.placement.logical_core.hbm_visible_bytes // max(sharers.values())
+        stacks = np.asarray(self.placement.slots) * self.lnc // self.chip.cores_per_stack
+        sharers = np.unique(stacks, return_counts=True)[1]
+        return self.placement.logical_core.hbm_visible_bytes // int(sharers.max())
 
     def check_memory(self, program: RankProgram) -> None:
         """Raises OutOfMemory with both numbers and what holds the memory."""

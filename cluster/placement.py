@@ -75,7 +75,7 @@ def place(
     check_nodes(instance, nodes)
     lnc = check_lnc(instance.chip, lnc)
     available = nodes * instance.logical_cores(lnc)
-    _check_tensor_parallel(instance, mesh, available)
+    check_tensor_parallel(instance, mesh, available)
     _check_fits(instance, mesh, nodes, lnc)
     _check_counts(instance, mesh, available)
     chosen = range(mesh.size) if slots is None else tuple(slots)
@@ -120,8 +120,11 @@ def _count_is_allowed(instance: Instance, ranks: int) -> bool:
     return not counts or ranks in counts or ranks % unit == 0
 
 
-def _check_tensor_parallel(instance: Instance, mesh: Mesh, available: int) -> None:
-    """The same counts for a tp group; in a larger job, groups of 4 are published layouts too."""
+def check_tensor_parallel(instance: Instance, mesh: Mesh, available: int) -> None:
+    """Raises BadInput for a tp group that Trainium1's runtime does not take.
+
+    The counts are those of a job; in a larger job, groups of 4 are published layouts too.
+    """
     tp, unit = dict(mesh.axes).get("tp", 1), instance.core_counts_multiple
     if not _count_is_allowed(instance, tp) and unit % tp:
         near = _near_counts(instance, tp, available)

@@ -15,6 +15,7 @@ from . import wire
 from .calls import check_algorithm
 from .clocks import StepTime
 from .compile import Fidelity
+from .frontends.lift import DEGREES
 from .frontends.training import TrainingJob, load_training
 from .machine import Machine
 from .mesh import Mesh
@@ -26,13 +27,18 @@ from .runtimes.local import LocalRuntime
 from .simulation import Simulation
 
 TRACED_RANKS = 4
+LIFTED_RANKS = 256
 
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """What `trnsim train` was asked for. `options` go to the file's `training` function."""
+    """What `trnsim train` was asked for. `options` go to the file's `training` function.
+
+    `lift` names the axis that is compiled for a few ranks only, or is `none`; `auto` is `dp` where
+    there are more ranks than XLA partitions in reasonable time (`LIFTED_RANKS`).
+    """
 
     file: Path
     instance: str
@@ -44,6 +50,7 @@ class TrainOptions:
     address: str | None = None
     fidelity: Fidelity = "operator"
     time_only: bool = False
+    lift: str = "auto"
     algorithm: str = "policy"
     overlay: Path | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -63,11 +70,12 @@ def train(asked: TrainOptions, progress: Progress = lambda text: None) -> RunRec
     _check_out(asked.out)
     if asked.stated and not asked.time_only:
         raise BadInput("--assume", next(iter(asked.stated)), "only with --time-only")
+    lifted = lifted_axis(asked)
     machine = Machine.of(asked.instance, asked.nodes, asked.lnc, asked.mesh, asked.overlay)
     spent: dict[str, float] = {}
     with _timed(spent, "JAX and XLA"):
         progress("JAX and XLA: tracing, partitioning" + ("" if asked.time_only else ", reference"))
-        job = _job(asked)
+        job = _job(asked, lifted)
     with _timed(spent, "planning"):
         progress("planning kernels, memory and collectives")
         simulation = Simulation(
@@ -79,7 +87,7 @@ def train(asked: TrainOptions, progress: Progress = lambda text: None) -> RunRec
     record = build_record(
         simulation, last, steps,
         version=version("trnsim"), command=asked.command, mesh=dict(asked.mesh.axes),
-        runtime="none (time only)" if asked.time_only else asked.runtime,
+        runtime=_runtime(asked, lifted),
         options={name: str(value) for name, value in asked.options.items()},
         host_seconds=spent, files=_files(asked.out),
     )  # fmt: skip
@@ -87,7 +95,21 @@ def train(asked: TrainOptions, progress: Progress = lambda text: None) -> RunRec
     return record
 
 
-def _job(asked: TrainOptions) -> TrainingJob:
+def lifted_axis(asked: TrainOptions) -> str | None:
+    """The axis to lift. Raises BadInput for one that the mesh does not have, or with data."""
+    if asked.lift == "none":
+        return None
+    if asked.lift == "auto":
+        axes = dict(asked.mesh.axes)
+        many = asked.mesh.size > LIFTED_RANKS and axes.get("dp", 1) > max(DEGREES)
+        return "dp" if asked.time_only and many else None
+    degree = asked.mesh.degree(asked.lift)
+    if not asked.time_only:
+        raise BadInput("--lift", asked.lift, "only with --time-only")
+    return asked.lift if degree > max(DEGREES) else None
+
+
+def _job(asked: TrainOptions, lifted: str | None) -> TrainingJob:
     return load_training(
         asked.file,
         dict(asked.mesh.axes),
@@ -95,7 +117,15 @@ def _job(asked: TrainOptions) -> TrainingJob:
         dict(asked.options),
         reference=not asked.time_only,
         data=not asked.time_only,
+        lift=lifted,
     )
+
+
+def _runtime(asked: TrainOptions, lifted: str | None) -> str:
+    if not asked.time_only:
+        return asked.runtime
+    how = f", {lifted} lifted from {' and '.join(map(str, DEGREES))}" if lifted else ""
+    return f"none (time only{how})"
 
 
 @contextmanager

@@ -109,14 +109,19 @@ class Pricer:
     """A schedule in its groups on a fabric, with routes computed once, for any size and arrivals.
 
     groups: int[G, n] ranks of the fabric; each rank at most once. All G groups run the schedule at
-    the same time and share resources. Raises BadInput for a table that does not fit, and when it
+    the same time and share resources. of: ranks of the collective, where the schedule is that of
+    fewer which stand for all (`twins`). Raises BadInput for a table that does not fit, and when it
     prices, TrnsimError for a rank that cannot be reached.
     """
 
     def __init__(
-        self, schedule: Schedule, fabric: Fabric, groups: Sequence[Sequence[int]] | np.ndarray
+        self,
+        schedule: Schedule,
+        fabric: Fabric,
+        groups: Sequence[Sequence[int]] | np.ndarray,
+        of: int | None = None,
     ) -> None:
-        self.schedule, self.fabric = schedule, fabric
+        self.schedule, self.fabric, self.of = schedule, fabric, of or schedule.ranks
         self.groups = _group_table(groups, schedule.ranks, fabric.ranks)
         self._rounds: dict[tuple, Rounds] = {}
         self._profiles: dict[tuple[Collective, Overheads], Profile] = {}
@@ -154,8 +159,8 @@ class Pricer:
             overheads = replace(overheads, handshake=False)
         elif overheads.rendezvous:
             overheads = replace(overheads, rendezvous=0)
-        if collective.ranks != self.schedule.ranks:
-            raise BadInput("ranks of the collective", collective.ranks, f"{self.schedule.ranks}")
+        if collective.ranks != self.of:
+            raise BadInput("ranks of the collective", collective.ranks, f"{self.of}")
         zero = np.zeros(self.groups.shape, np.int64)
         arrived = zero if arrivals is None else np.asarray(arrivals, np.int64)
         if arrived.shape != self.groups.shape:

@@ -306,7 +306,10 @@ _FUNCTIONS: dict[str, Callable[..., np.ndarray]] = {
     "reduce_precision": _reduce_precision,
     "gelu": special.gelu,
     "gelu_tanh": special.gelu_tanh,
+    "gelu_dx": special.gelu_dx,
+    "gelu_tanh_dx": special.gelu_tanh_dx,
     "silu": special.silu,
+    "silu_dx": special.silu_dx,
     "softplus": special.softplus,
     "relu": lambda x: np.maximum(x, 0),
 }

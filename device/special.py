@@ -1,4 +1,5 @@
-"""Activation functions that numpy does not have: erf, erfc, logistic, gelu, silu, softplus.
+"""Activation functions that numpy does not have: erf, erfc, logistic, gelu, silu, softplus, and
+derivatives of some.
 
 Each takes and returns float32 or float64 arrays and is accurate to a few units in the last place
 of its type; callers round narrower types. Temporaries stay in cache: large arrays are computed
@@ -162,3 +163,28 @@ def silu(x: np.ndarray) -> np.ndarray:
 def softplus(x: np.ndarray) -> np.ndarray:
     """log(1 + exp(x))."""
     return np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
+
+
+@_blocked
+def gelu_dx(x: np.ndarray) -> np.ndarray:
+    """Derivative of exact gelu: Phi(x) + x phi(x)."""
+    root = np.sqrt(0.5).astype(x.dtype)
+    density = np.exp(x * x * x.dtype.type(-0.5)) * x.dtype.type(1 / np.sqrt(2 * np.pi))
+    return (1 + erf(x * root)) * x.dtype.type(0.5) + x * density
+
+
+@_blocked
+def gelu_tanh_dx(x: np.ndarray) -> np.ndarray:
+    """Derivative of gelu_tanh: with t = tanh(u), (1 + t) / 2 + x (1 - t^2) u' / 2."""
+    root, cubic = x.dtype.type(np.sqrt(2 / np.pi)), x.dtype.type(0.044715)
+    square = x * x
+    t = np.tanh(root * x * (1 + cubic * square))
+    slope = root * (1 + 3 * cubic * square)
+    return x.dtype.type(0.5) * ((1 + t) + x * (1 - t * t) * slope)
+
+
+@_blocked
+def silu_dx(x: np.ndarray) -> np.ndarray:
+    """Derivative of silu: s (1 + x (1 - s)) with s = logistic(x)."""
+    s = logistic(x)
+    return s * (1 + x * (1 - s))

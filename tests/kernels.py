@@ -9,6 +9,7 @@ import numpy as np
 from trnsim.cluster.frontends.jax import host_array
 from trnsim.device.chip import load_chip
 from trnsim.device.core import Core
+from trnsim.device.ops.contract import contract
 from trnsim.device.ops.evaluate import evaluate_block
 from trnsim.device.ops.fuse import fuse
 from trnsim.device.ops.ir import Block, Module, Operation
@@ -26,7 +27,7 @@ class Fused:
     """A function's program on one device as kernels, and arrays to run it on."""
 
     def __init__(self, function: Callable, *args: Any) -> None:
-        self.module: Module = simplify(recognise(module(function, *args)))
+        self.module: Module = simplify(contract(recognise(module(function, *args))))
         self.inputs = [host_array(leaf) for leaf in jax.tree.leaves(args)]
         self.types, body = self.module.types, self.module.body
         self.items = fuse(body.operations, self.types, body.returns)

@@ -79,9 +79,10 @@ def uninitialised(x):
 
 @nki.jit
 def race(x):
-    """Both cores write the whole output."""
+    """Both cores write the whole output, each its own values."""
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     tile = nl.load(x)
+    nisa.tensor_scalar(dst=tile, data=tile, op0=nl.add, operand0=float(nl.program_id(0)))
     nisa.dma_copy(dst=out, src=tile)  # wrong
     return out
 
@@ -129,6 +130,33 @@ def later_generation(x):
 
 
 # ---- and some more -----------------------------------------------------------------------------
+
+
+@nki.jit
+def private_output(x):
+    """Returns a tensor that is not in shared HBM."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm)  # wrong
+    nl.store(out, nl.load(x))
+    return out
+
+
+@nki.jit
+def unwritten_output(x):
+    """Returns a tensor that nothing was written to."""
+    return nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)  # wrong
+
+
+@nki.jit
+def asserts(x):
+    """A condition of the kernel's own that does not hold."""
+    assert x.shape[0] <= 64, f"{x.shape[0]} rows"  # wrong
+
+
+@nki.jit
+def unknown_keyword(x):
+    """A keyword of the first NKI."""
+    tile = nl.load(x)
+    nisa.tensor_scalar(tile, tile, nl.add, 1.0, mask=None)  # wrong
 
 
 @nki.jit

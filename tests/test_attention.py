@@ -23,6 +23,9 @@ CASES = [
     (1, 1100, 1, 128, 1100, 1, "bf16", True, "trn2"),
     (1, 16, 2, 8, 16, 1, "f32", True, "trn3"),
     (1, 1, 2, 8, 1, 1, "f32", True, "trn2"),
+    (3, 96, 6, 16, 96, 2, "f32", True, "trn2"),
+    (2, 128, 8, 64, 128, 8, "bf16", False, "trn1"),
+    (1, 640, 4, 32, 640, 2, "f32", True, "trn2"),
 ]
 Case = tuple[int, int, int, int, int, int, str, bool, str]
 

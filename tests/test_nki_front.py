@@ -161,7 +161,7 @@ def test_without_the_barrier_a_core_reads_what_is_not_there():
 @nki.jit
 def both_write(x):
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
-    nl.store(out, nl.load(x))
+    nl.store(out, nl.add(nl.load(x), float(nl.program_id(0))))
     return out
 
 

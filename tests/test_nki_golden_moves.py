@@ -258,6 +258,14 @@ def test_nc_n_gather():
     np.testing.assert_array_equal(made, np.take_along_axis(data, index.astype(int), axis=1))
 
 
+def test_gather_flattened():
+    """nl.gather_flattened of every fifth and of random columns; golden np.take_along_axis."""
+    data, index = uniform(32, 64), RANDOM.integers(0, 64, (32, 20)).astype(np.uint32)
+    index[:, :10] = np.arange(10) * 5
+    made = on_tiles(lambda d, i: nl.gather_flattened(d, i), data, index)
+    np.testing.assert_array_equal(made, np.take_along_axis(data, index.astype(int), axis=1))
+
+
 def test_local_gather():
     """nisa.local_gather of [128, 512, 4] by [128, 4] indices, four elements each; golden np.take
     in each 16 partitions, indices column by column."""

@@ -203,7 +203,7 @@ def test_a_matmul_does_not_add_to_what_nobody_wrote():
     ("priority", lambda: nisa.dma_copy(t(8, 8), hbm(8, 8), priority=0), "priority needs Neuron"),
     ("priority of v4", lambda: nisa.dma_copy(t(8, 8), hbm(8, 8), priority=4),
      "priority is 4; allowed: 0 to 3", "trn3"),
-    ("mode as number", lambda: nisa.dma_copy(t(8, 8), hbm(8, 8), dge_mode=2), "dge_mode: 2 is not"),
+    ("mode as number", lambda: nisa.dma_copy(t(8, 8), hbm(8, 8), dge_mode=7), "dge_mode: 7 is not"),
     ("index in hbm", lambda: nisa.dma_copy(
         t(8, 8), hbm(16, 8).vector_select(0, hbm(8, 1, dtype=nl.int32))),
      "vector offset must be in sbuf, not in hbm"),

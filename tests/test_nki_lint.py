@@ -7,11 +7,12 @@
 import functools
 import inspect
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 
-from trnsim.device.nki.lint import RULES, Finding, lint
+from trnsim.device.nki.lint import RULES, Finding, grouped, lint
 
 from . import nki_kernels
 from .nki_command import run_command
@@ -141,6 +142,18 @@ def matmul_operator(x, y):
     return x @ y  # here
 
 
+def loop_body_return(x, register):
+    def body(i):
+        return i  # here
+
+    nl.fori_loop(0, register, body)
+
+
+def loop_target(x):
+    for i, size in enumerate(x.shape):  # here
+        print(i, size)
+
+
 def loop_else(x):
     for _ in range(4):
         pass
@@ -186,10 +199,10 @@ WRONG = [
     (comprehension, "comprehension"), (generator_expression, "comprehension"),
     (generator, "generator"), (asynchronous, "async"), (tried, "try"), (raised, "raise"),
     (matched, "match"), (deleted, "del"), (imported, "import"), (globals_, "global"),
-    (walrus, "walrus"), (set_, "set"), (opened, "with"), (starred, "star"),
-    (keyword_star, "star"), (varargs, "varargs"), (keyword_only, "keyword-only"),
-    (list_default, "list-argument"), (identity, "is"), (matmul_operator, "matmul-operator"),
-    (loop_else, "loop-else"), (tuple_of_elements, "tuple-assignment"),
+    (walrus, "walrus"), (set_, "set"), (opened, "with"), (starred, "star"), (keyword_star, "star"),
+    (varargs, "varargs"), (keyword_only, "keyword-only"), (list_default, "list-argument"),
+    (identity, "is"), (matmul_operator, "matmul-operator"), (loop_body_return, "loop-body-return"),
+    (loop_target, "loop-target"), (loop_else, "loop-else"), (tuple_of_elements, "tuple-assignment"),
     (several_indices, "tuple-assignment"), (format_spec, "format-spec"),
     (dictionary_key, "dictionary-key"), (large_integer, "integer"),
     (dynamic_in_no_reorder, "dynamic-in-no-reorder"),
@@ -200,6 +213,20 @@ WRONG = [
 def test_each_rule_finds_its_line_and_nothing_else(kernel, rule):
     plain = getattr(kernel, "function", kernel)
     assert rules(kernel) == [(line_of(plain, "# here"), rule)]
+
+
+def test_the_legacy_package_is_found_inside_a_kernel():
+    legacy = ModuleType("neuronxcc.nki.language")
+
+    def kernel(x):
+        return legacy.load(x)  # inside
+
+    assert rules(kernel) == [(line_of(kernel, "# inside"), "legacy")]
+
+
+def test_every_rule_has_its_test():
+    elsewhere = {"decorator", "class-base", "legacy"}
+    assert {rule for _, rule in WRONG} | elsewhere == set(RULES)
 
 
 def test_decorators_of_the_callers_python_are_found_where_they_stand():
@@ -306,6 +333,16 @@ def test_findings_print_their_place_and_what_to_write():
     assert "compare with == or !=" in finding.message
 
 
+def test_one_line_for_each_rule_of_a_file():
+    found = [Finding("k.py", line, "is") for line in range(1, 13)]
+    text = str(found[0])
+    assert grouped([found[0], Finding("k.py", 3, "del"), found[4]]) == (
+        f"{text}; also at 5",
+        f"k.py:3: del: {RULES['del']}",
+    )
+    assert grouped(found) == (f"{text}; also at 2, 3, 4, 5, 6, 7, 8, 9 and 3 more",)
+
+
 # ---- on the command line -----------------------------------------------------------------------
 
 SOURCE = """
@@ -343,6 +380,18 @@ def test_the_command_warns_and_runs(capsys, monkeypatch, double):
     ]
     code, _, err = run(capsys, monkeypatch, double, "--lint", "off")
     assert (code, err) == (0, "")
+
+
+def test_the_command_takes_a_file_of_a_package(capsys, monkeypatch, tmp_path):
+    package = tmp_path / "gold_kernels"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "sizes.py").write_text("FACTOR = 2.0\n")
+    source = "from .sizes import FACTOR\n" + SOURCE.replace("2.0", "FACTOR")
+    (package / "double.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    code, out, err = run(capsys, monkeypatch, package / "double.py", "--lint", "off", "--json")
+    assert (code, err) == (0, "") and '"time_ps"' in out
 
 
 def test_the_command_refuses_when_asked_to(capsys, monkeypatch, double):

@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 
 from trnsim.cluster.cli_kernel import parse_argument
-from trnsim.device.errors import IllegalInstruction, OutOfMemory, TrnsimError
+from trnsim.device.errors import BadInput, IllegalInstruction, OutOfMemory, TrnsimError
+from trnsim.device.isa import lanes
 from trnsim.device.nki import simulate
-from trnsim.device.nki.errors import DeadlockError
+from trnsim.device.nki.errors import DeadlockError, failed
 
 from . import nki_wrong_kernels as wrong
 from .nki_command import run_command
+from .nki_kernels import nisa, nki, nl
 
 FILE = Path(wrong.__file__)
+ONES = np.ones((128, 8), "f")
 
 
 class Case(NamedTuple):
@@ -58,13 +61,22 @@ CASES = [
     Case("barrier_on_one_core", (X,), DeadlockError,
          "core 0 waits in core_barrier at LINE; core 1 has ended", cores=2),
     Case("sendrecv_mismatch", ("f32[128,16]",), IllegalInstruction,
-         "sendrecv: core 0 sends f32[128, 8] and core 1 receives f32[128, 9]", cores=2),
+         "sendrecv: core 1 sends f32[128, 9] and core 0 receives f32[128, 8]", cores=2),
     Case("index_out_of_bounds", ("f32[4,8]", "i32[128,1]"), IllegalInstruction,
          "DmaGather: vector offset 6 is out of bounds: 0 to 3"),
     Case("one_core_too_few", (X,), IllegalInstruction,
          "sendrecv (pipe 0) at LINE needs a kernel launched on two cores: kernel[2]"),
     Case("later_generation", (X,), IllegalInstruction,
          "Exponential: needs NeuronCore-v4 or later; trn2 has v3"),
+    Case("private_output", (X,), BadInput,
+         "return: private_hbm0 float32[128, 8] in private_hbm is not valid; allowed: tensors in "
+         "shared_hbm"),
+    Case("unwritten_output", (X,), BadInput,
+         "return: shared_hbm0 float32[128, 8] in shared_hbm, never written is not valid; allowed: "
+         "tensors that the kernel writes"),
+    Case("unknown_keyword", (X,), BadInput,
+         "nisa.tensor_scalar: got an unexpected keyword argument 'mask' is not valid; allowed: "
+         "dst, data, op0, operand0, reverse0, op1, operand1, reverse1, engine, name"),
     Case("slice_out_of_bounds", (X,), IllegalInstruction,
          "x float32[128, 8] in private_hbm: index 0:9 of axis 1; its extent is 8"),
     Case("uneven_outputs", (X,), IllegalInstruction,
@@ -121,3 +133,20 @@ def test_the_command_prints_one_line_and_leaves_nothing(capsys, monkeypatch, tmp
 )
 def test_what_is_wrong_with_some_is_the_chip_or_the_size_alone(name, given, chip):
     assert simulate(getattr(wrong, name), *given, chip=chip).instructions
+
+
+def test_a_failed_assertion_is_one_line_of_the_command(capsys, monkeypatch, tmp_path):
+    """In Python it stays an AssertionError, so that a debugger finds it."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(AssertionError, match="^128 rows"):
+        simulate(wrong.asserts, ONES)
+    case = Case("asserts", (X,), TrnsimError, "AssertionError: 128 rows")
+    ran = run_command(capsys, monkeypatch, f"{FILE}:asserts", "--arg", X)
+    assert ran == (2, "", f"trnsim: error: {expected(case)}\n")
+
+
+def test_a_fault_of_the_simulator_is_not_called_one_of_the_kernel(monkeypatch):
+    monkeypatch.setattr(lanes, "column", None)
+    with pytest.raises(TypeError, match="not callable") as caught:
+        simulate(nki.jit(lambda x: nisa.tensor_scalar(t := nl.load(x), t, nl.add, 1.0)), ONES)
+    assert failed(caught.value) is caught.value

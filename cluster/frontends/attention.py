@@ -44,13 +44,27 @@ def _forward(
 
 
 def _backward(causal: bool, scale: float, saved: Saved, given: tuple[Array, Array]) -> Saved:
-    compute = jax.lax.composite(_whole_gradient, GRADIENT)
-    dq, dk, dv = compute(*saved, *given, causal=causal, scale=scale)
-    kv = saved[1].shape[2]
-    return dq, _shared(dk, kv), _shared(dv, kv)
+    (q, k, v, out, lse), (dout, dlse) = saved, given
+    return attention_gradient(q, k, v, out, lse, dout, dlse, causal=causal, scale=scale)
 
 
 _attention.defvjp(_forward, _backward)
+
+
+def attention_gradient(
+    q: Array, k: Array, v: Array, out: Array, lse: Array, dout: Array, dlse: Array,
+    *, causal: bool, scale: float | None = None,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    """(dq, dk, dv) of `attention` from its results and their cotangents.
+
+    `out` and `lse` may be those of more keys than `k`: then it is the part of dq that is due to `k`
+    and `v`, and their whole gradients from these queries (ring attention).
+    """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    compute = jax.lax.composite(_whole_gradient, GRADIENT)
+    dq, dk, dv = compute(q, k, v, out, lse, dout, dlse, causal=causal, scale=scale)
+    kv = k.shape[2]
+    return dq, _shared(dk, kv), _shared(dv, kv)
 
 
 def _shared(gradient: Array, kv: int) -> Array:
@@ -58,8 +72,9 @@ def _shared(gradient: Array, kv: int) -> Array:
     b, t, n, h = gradient.shape
     if n == kv:
         return gradient
-    whole = gradient.reshape(b, t, kv, n // kv, h).astype(jnp.float32).sum(3)
-    return whole.astype(gradient.dtype)
+    whole = gradient.reshape(b, t, kv, n // kv, h)
+    parts = (whole[:, :, :, i].astype(jnp.float32) for i in range(n // kv))
+    return jnp.asarray(sum(parts)).astype(gradient.dtype)
 
 
 # ---- what the composites stand for -----------------------------------------------------------

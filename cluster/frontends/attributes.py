@@ -49,8 +49,11 @@ def channel(op: Any) -> int:
 COMPOSITES = {
     "trnsim.attention": "attention",
     "trnsim.attention_gradient": "attention_gradient",
+    "trnsim.gelu_dx": "gelu_dx",
+    "trnsim.gelu_tanh_dx": "gelu_tanh_dx",
+    "trnsim.silu_dx": "silu_dx",
 }
-"""Composites that stay one operator: the device has kernels for them (see `attention`)."""
+"""Composites that stay one operator: the device has it (see `attention` and `activations`)."""
 
 
 def composite_name(op: Any) -> str:
@@ -59,8 +62,12 @@ def composite_name(op: Any) -> str:
 
 
 def composite_attributes(op: Any) -> Attributes:
-    """`causal` and `scale` of an attention."""
+    """`causal` and `scale` of an attention; nothing else has attributes."""
+    if "composite_attributes" not in op.attributes:
+        return {}
     given = mlir.DictAttr(op.attributes["composite_attributes"])
+    if not len(given):
+        return {}
     return {
         "causal": bool(mlir.BoolAttr(given["causal"]).value),
         "scale": float(mlir.FloatAttr(given["scale"]).value),
@@ -237,7 +244,6 @@ ATTRIBUTES: dict[str, Callable[[Any], Attributes]] = {
         "mantissa_bits": integer(op, "mantissa_bits"),
     },
     "topk": lambda op: topk(op.attributes),
-    "top_k": lambda op: topk(op.attributes),
 }
 
 COLLECTIVES: dict[str, Callable[[Any], Attributes]] = {

@@ -20,15 +20,16 @@ from jax._src import config as jax_config
 from jax._src import core as jax_core
 from jax._src import xla_bridge
 from jax._src.interpreters import mlir as jax_mlir
+from jax._src.interpreters import partial_eval
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlib._jax import mlir as xla_mlir
 
 from trnsim.device.dtypes import dtype_name
 from trnsim.device.errors import TrnsimError, Unsupported
-from trnsim.device.ops.ir import TensorType
+from trnsim.device.ops.ir import Module, TensorType
 
 from ..sharding import Lowered, Shards
-from .stablehlo import module_from_bytecode
+from .stablehlo import module_from_bytecode, module_from_mlir
 
 UNSPECIFIED: Any = object()  # XLA chooses the output shardings
 
@@ -95,6 +96,53 @@ def lower(
     result = Lowered(module, len(devices), inputs, outputs)
     _check(result)
     return result
+
+
+def specs_of(types: Sequence[TensorType]) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Arrays of these types, as JAX's shapes."""
+    return tuple(jax.ShapeDtypeStruct(t.shape, t.numpy) for t in types)
+
+
+def types_of(leaves: Sequence[Any]) -> tuple[TensorType, ...]:
+    """Types of JAX's shapes, arrays or abstract values."""
+    return tuple(TensorType(tuple(leaf.shape), dtype_name(leaf.dtype)) for leaf in leaves)
+
+
+def lower_local(function: Callable, types: Sequence[TensorType], name: str = "") -> Module:
+    """The operators of a function of one rank's arrays, without collectives.
+
+    `function` takes one argument for each of `types` and returns an array or a tuple of them. The
+    module is read as JAX lowers it: XLA's passes are not run, so composites stay whole.
+    Raises Unsupported with operator and source line.
+    """
+    name = name or function.__name__
+    with jax_config.use_simplified_jaxpr_constants(False):
+        lowered = _jitted(function, name, UNSPECIFIED).lower(*specs_of(types))
+    return module_from_mlir(lowered.compiler_ir("stablehlo"), name, 1)
+
+
+def prune(closed: Any, wanted: Sequence[bool]) -> tuple[Callable, tuple[int, ...]]:
+    """A traced function with only the `wanted` results, and which arguments those depend on."""
+    jaxpr, used = partial_eval.dce_jaxpr(closed.jaxpr, list(wanted))
+    function = jax_core.jaxpr_as_fun(jax_core.ClosedJaxpr(jaxpr, closed.consts))
+    return function, tuple(i for i, kept in enumerate(used) if kept)
+
+
+def sources(closed: Any) -> list[int]:
+    """Where each result of a traced function comes from: an argument's index, or -1 - a result's.
+
+    The result is the first one that is the same array.
+    """
+    arguments = {v: i for i, v in enumerate(closed.jaxpr.invars)}
+    found: list[int] = []
+    first: dict[Any, int] = {}
+    for place, var in enumerate(closed.jaxpr.outvars):
+        if isinstance(var, jax_core.Var) and var in arguments:
+            found.append(arguments[var])
+        else:
+            key = var if isinstance(var, jax_core.Var) else place
+            found.append(-1 - first.setdefault(key, place))
+    return found
 
 
 def abstract(leaf: Any, mesh: Mesh | None) -> jax.ShapeDtypeStruct:

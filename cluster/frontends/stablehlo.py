@@ -65,7 +65,12 @@ def module_from_bytecode(context: mlir.Context, bytecode: bytes, name: str, rank
     Raises Unsupported with operator and source line for what the operator set does not have.
     """
     with context:
-        module = mlir.Module.parse(bytecode)
+        return module_from_mlir(mlir.Module.parse(bytecode), name, ranks)
+
+
+def module_from_mlir(module: mlir.Module, name: str, ranks: int) -> Module:
+    """The program of one rank out of `ranks`, from a StableHLO module in memory."""
+    with module.context:
         return _Translation(module, ranks).module(name)
 
 
@@ -223,6 +228,9 @@ class _Translation:
         else:
             raise Unmodelled(f"operator custom_call @{target}")
 
+    def top_k(self, op: Any, scope: dict, out: list[Operation]) -> None:
+        self.emit("topk", op, scope, out, topk(op.attributes))
+
     def tuple(self, op: Any, scope: dict, out: list[Operation]) -> None:
         scope[op.results[0]] = tuple(scope[value] for value in op.operands)
 
@@ -236,6 +244,7 @@ _SPECIAL: dict[str, Callable] = {
     "call": _Translation.call,
     "composite": _Translation.call,
     "custom_call": _Translation.custom_call,
+    "top_k": _Translation.top_k,
     "tuple": _Translation.tuple,
     "get_tuple_element": _Translation.get_tuple_element,
     **{name: _Translation.alias for name in ALIASES},
@@ -329,5 +338,5 @@ def location(op: Any) -> str:
 
 
 OPERATORS = (
-    PLAIN | set(ATTRIBUTES) - {"top_k"} | set(COLLECTIVES) | {"constant"}
+    PLAIN | set(ATTRIBUTES) | set(COLLECTIVES) | {"constant"}
 )  # every name a translated module can contain

@@ -91,11 +91,14 @@ def load_training(
     options: Mapping[str, Any] | None = None,
     reference: bool = True,
     data: bool = True,
+    lift: str | None = None,
     deadline: float = 300.0,
 ) -> TrainingJob:
     """Run the file in a child process and return its step, lowered for every rank.
 
-    `deadline` is in seconds. Every mistake in the file is a TrnsimError of one line.
+    `lift` names an axis over which only the batch is sharded: the step is compiled for a few ranks
+    of it (see `lift`), without data. `deadline` is in seconds. Every mistake in the file is a
+    TrnsimError of one line.
     """
     if not Path(path).is_file():
         raise BadInput("FILE", path, "an existing Python file")
@@ -106,6 +109,7 @@ def load_training(
         "options": dict(options or {}),
         "reference": bool(reference and data),
         "data": bool(data),
+        "lift": lift,
     }
     with tempfile.TemporaryDirectory(prefix="trnsim-train-") as folder:
         return _run_child(request, Path(folder), deadline)

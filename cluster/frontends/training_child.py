@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,10 @@ from trnsim.device.dtypes import dtype_name
 from trnsim.device.errors import BadInput, TrnsimError
 
 from .. import wire
+from ..sharding import Lowered
 from . import jax as frontend
+from .lift import DEGREES, check_same
+from .lift import lift as lift_step
 from .training import TrainingJob
 
 
@@ -38,8 +42,11 @@ def load(
     options: dict[str, Any],
     reference: bool,
     data: bool,
+    lift: str | None = None,
 ) -> TrainingJob:
     """The job of a file; see `training.load_training`."""
+    if lift is not None:
+        return lifted(path, mesh, options, lift)
     clock = _Clock()
     frontend.virtual_devices(int(np.prod(list(mesh.values()))))
     function = training_function(path, options)
@@ -72,6 +79,37 @@ def load(
     )  # fmt: skip
 
 
+def lifted(path: str, mesh: dict[str, int], options: dict[str, Any], axis: str) -> TrainingJob:
+    """The job without data, compiled for a few ranks of `axis`."""
+    clock = _Clock()
+    rest = int(np.prod(list(mesh.values()))) // mesh[axis]
+    frontend.virtual_devices(rest * max(DEGREES))
+    user = _User(path, training_function(path, options), options)
+    clock.lap("import")
+    small, large = (_compiled(user, mesh, axis, degree, clock) for degree in DEGREES)
+    check_same(small[0], large[0], axis)
+    lowered, full = small
+    shapes = [tuple(leaf.shape) for leaf in jax.tree.leaves((full.state, full.whole_batch))]
+    inputs = tuple(replace(s, shape=n) for s, n in zip(lowered.inputs, shapes, strict=True))
+    names, leaves = tuple(s.name for s in inputs), len(jax.tree.leaves(full.state))
+    return TrainingJob(
+        path, mesh, replace(lowered, inputs=inputs), names[:leaves], names[leaves:],
+        (), (), (), jax.__version__, clock.laps,
+    )  # fmt: skip
+
+
+def _compiled(
+    user: "_User", mesh: dict[str, int], axis: str, degree: int, clock: "_Clock"
+) -> tuple[Lowered, "Training"]:
+    """The lifted step of all ranks, compiled with `degree` on the axis."""
+    training = user.training(frontend.device_mesh(mesh | {axis: degree}), 1)
+    training.narrow_batch(axis, mesh[axis])
+    clock.lap("state")
+    lowered = lift_step(lower_step(user, training), mesh, axis, degree)
+    clock.lap("lower")
+    return lowered, training
+
+
 class _Clock:
     def __init__(self) -> None:
         self.laps: dict[str, float] = {}
@@ -79,7 +117,7 @@ class _Clock:
 
     def lap(self, name: str) -> None:
         now = time.perf_counter()
-        self.laps[name], self.last = now - self.last, now
+        self.laps[name], self.last = self.laps.get(name, 0.0) + now - self.last, now
 
 
 class Training:
@@ -101,11 +139,37 @@ class Training:
         with user.code():
             shape = frontend.traced(self.source) if callable(self.source) else self.source
             self.state = self.abstract(shape)
-            self.batch = self.abstract(self.batches[0])
+            self.batch = self.whole_batch = self.abstract(self.batches[0])
         self._check_batches()
 
     def abstract(self, tree: Any) -> Any:
         return jax.tree.map(lambda leaf: frontend.abstract(leaf, self.mesh), tree)
+
+    def narrow_batch(self, axis: str, degree: int) -> None:
+        """Of the batch, what the ranks on this mesh's `axis` would have if it had `degree`.
+
+        Raises TrnsimError if the state is sharded over the axis, or the batch does not divide.
+        """
+        for path, leaf in jax.tree.leaves_with_path(self.state):
+            if _sharded(leaf, axis):
+                raise TrnsimError(
+                    f"{self.user.path}: state{frontend.path_name(path)} is sharded over {axis}: "
+                    f"only an axis over which the batch alone is sharded can be lifted"
+                )
+
+        def narrow(path: tuple, leaf: Any) -> Any:
+            shape = list(leaf.shape)
+            for dimension in _sharded(leaf, axis):
+                if shape[dimension] % degree:
+                    raise TrnsimError(
+                        f"{self.user.path}: batch{frontend.path_name(path)} has "
+                        f"{shape[dimension]} along {axis}, not a multiple of {axis}={degree}"
+                    )
+                shape[dimension] = shape[dimension] // degree * self.mesh.shape[axis]
+            return jax.ShapeDtypeStruct(tuple(shape), leaf.dtype, sharding=leaf.sharding)
+
+        self.whole_batch = self.batch
+        self.batch = jax.tree.map_with_path(narrow, self.batch)
 
     def values(self) -> Any:
         """The initial state as arrays."""
@@ -142,6 +206,12 @@ class Training:
             difference = first_difference("batch", self.batch, batch)
             if difference:
                 raise TrnsimError(f"{self.user.path}: {difference} in batch {number}")
+
+
+def _sharded(leaf: Any, axis: str) -> list[int]:
+    """Dimensions of a leaf that are sharded over the axis."""
+    spec = [(s,) if isinstance(s, str) else (s or ()) for s in leaf.sharding.spec]
+    return [dimension for dimension, names in enumerate(spec) if axis in names]
 
 
 class _User:

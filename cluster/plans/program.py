@@ -11,20 +11,44 @@ are shared by all microbatches and loop bodies by all layers, so that a step of 
 microbatches is a few dozen objects.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from trnsim.device.ops.ir import Operation, TensorType
 
+from ..mesh import Groups, Mesh
 from .segment import Segment
 
 Role = Literal["parameter", "gradient", "optimizer", "activation", "batch", "coordinate", "buffer"]
 """What a value is for: the breakdown of memory, and what is set before a step.
 
-`parameter`, `optimizer` keep their values from step to step; `batch` is set for each microbatch;
-`coordinate` is the rank's place on an axis of the mesh (`tp.index`), a scalar i32.
+`parameter`, `optimizer` keep their values from step to step; `batch` is set for each microbatch
+(`tokens`, `labels`, `positions`, `samples`); `coordinate` is set once: the rank's place on an axis
+of the mesh (`tp.index`), the number of a layer (`layer`) or of the step (`step`), scalars i32.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How a rank's parameter is cut from the whole array: (axis, dimension) pairs.
+
+    `copies` neighbouring ranks of the axis hold the same part (key and value heads). `sections` of
+    a rank's extent are cut each for itself, along the last cut (queries, keys and values).
+    """
+
+    cuts: tuple[tuple[str, int], ...] = ()
+    copies: int = 1
+    sections: tuple[int, ...] = ()
+    start: Literal["normal", "ones", "zeros"] = "normal"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A rank's part over `axes` of the flat values `parts`, padded to a multiple of the ranks."""
+
+    parts: tuple[str, ...]
+    axes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +56,8 @@ class Value:
     """A declared array of a rank: `layered` is one for each layer, `micro` for each microbatch.
 
     A value of a microbatch that is not layered is also one for each chunk of the stage.
+    `place` says which part of a parameter, of its gradient or of its optimizer state it is. `only`:
+    layers of the model that have it, where not all layers are of one kind.
     """
 
     name: str
@@ -39,6 +65,14 @@ class Value:
     role: Role
     layered: bool = False
     micro: bool = False
+    place: Split | Share | None = None
+    only: range | None = None
+
+    def of(self, layers: Iterable[int]) -> list[int]:
+        """Those of `layers` that have this value; -1 for a value that is not layered."""
+        if not self.layered:
+            return [-1]
+        return [layer for layer in layers if self.only is None or layer in self.only]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +85,26 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run a segment: `reads` are its arguments and `writes` its results, in order."""
+    """Run a segment: `reads` are its arguments and `writes` its results, in order.
+
+    `again`: the forward pass once more, in a backward pass that recomputes.
+    """
 
     segment: Segment
     reads: tuple[Ref, ...]
     writes: tuple[Ref, ...]
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
     """A collective over the groups of mesh `axes`, started when its operands are ready.
 
-    `operation` is the StableHLO operator with its attributes, without replica groups. Several
-    `reads` count as one contiguous flat array (a gradient bucket), padded to a multiple of the
-    group; several `writes` are cut from the flat result. Readers of the result wait for it.
-    `label` says what it is for ("gradients", "tensor parallel", ...).
+    `operation` is the StableHLO operator with its attributes, without replica groups. With `flat`,
+    `reads` are one contiguous flat array (a gradient bucket), filled up to the group's shares,
+    and `writes` are cut from the flat result. Readers of the result wait for it.
+    `label` says what it is for ("gradients", "tensor parallel", ...). Pairs of a permute are
+    positions in the group. With `span`, groups are of `span` neighbours on the one axis only.
     """
 
     operation: Operation
@@ -74,6 +113,31 @@ class Exchange:
     writes: tuple[Ref, ...]
     label: str
     stream: int = 0
+    span: int = 0
+    flat: bool = False
+    again: bool = False
+
+    def types(self, values: Mapping[str, Value], ranks: int) -> tuple[TensorType, TensorType]:
+        """Operand and result as the collective sees them, in a group of `ranks`."""
+        read, write = values[self.reads[0].name].type, values[self.writes[0].name].type
+        if not self.flat:
+            return read, write
+        count = sum(values[ref.name].type.size for ref in self.reads)
+        if self.operation.name == "all_gather":
+            return TensorType((count,), read.dtype), TensorType((count * ranks,), read.dtype)
+        if self.operation.name == "reduce_scatter":
+            return TensorType((write.size * ranks,), read.dtype), write
+        whole = TensorType((count,), read.dtype)
+        return whole, whole
+
+    def groups(self, mesh: Mesh) -> Groups:
+        """The replica groups over the whole mesh, pipeline stages included."""
+        whole = mesh.groups(*self.axes)
+        if not self.span:
+            return whole
+        return tuple(
+            group[at : at + self.span] for group in whole for at in range(0, len(group), self.span)
+        )
 
 
 @dataclass(frozen=True, slots=True)

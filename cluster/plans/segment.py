@@ -16,7 +16,8 @@ from trnsim.device.ops.ir import Module, TensorType
 
 from ..clocks import Clocks, StepTime
 from ..compile import compile_program
-from ..program import RankProgram, RunKernel
+from ..frontends.jax import lower_local
+from ..program import Buffer, RankProgram, RunKernel
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +43,8 @@ class Segment:
         """The kernels of a rank of `lnc` physical cores."""
         key = (chip, lnc)
         if key not in self._programs:
-            self._programs[key] = compile_program(self.module, chip, lnc, _NoCalls())
+            calls: Any = _NoCalls()
+            self._programs[key] = compile_program(self.module, chip, lnc, calls)
         return self._programs[key]
 
     def time(self, chip: Chip, lnc: int) -> StepTime:
@@ -56,18 +58,32 @@ class Segment:
     def run(self, inputs: Sequence[np.ndarray], chip: Chip, lnc: int) -> list[np.ndarray]:
         """The results on arrays: every kernel, part by part, as the cores of a rank do."""
         program = self.program(chip, lnc)
-        arrays = {
-            value: np.empty(buffer.type.shape, buffer.type.numpy)
-            for value, buffer in program.buffers.items()
-        }
-        arrays |= {v: np.asarray(c, arrays[v].dtype) for v, c in program.constants.items()}
-        arrays |= dict(zip(program.arguments, inputs, strict=True))
+        cores = _arrays(program)
+        for arrays in cores:
+            for value, constant in program.constants.items():
+                arrays[value][...] = constant
+            for value, given in zip(program.arguments, inputs, strict=True):
+                arrays[value][...] = given
         for step in program.steps:
             if isinstance(step, RunKernel):
-                for part in step.parts:
+                for arrays, part in zip(cores, step.parts, strict=True):
                     if not part.empty:
                         step.kernel.evaluate(arrays, part)
-        return [arrays[v] for v in program.results]
+        return [cores[0][v].copy() for v in program.results]
+
+
+def _arrays(program: RankProgram) -> list[dict[int, np.ndarray]]:
+    """For each physical core its values' homes in one memory, which reads as NaN at first."""
+    memory = np.full(program.arena_bytes, 255, np.uint8)
+
+    def home(buffer: Buffer, core: int) -> np.ndarray:
+        start, stop = buffer.interval(core)
+        return memory[start:stop].view(buffer.type.numpy).reshape(buffer.type.shape)
+
+    return [
+        {value: home(buffer, core) for value, buffer in program.buffers.items()}
+        for core in range(program.lnc)
+    ]
 
 
 class _NoCalls:
@@ -82,8 +98,7 @@ def _no_price(*_: Any) -> np.ndarray:
 
 
 @cache
-def segment(function: Callable[..., Any], types: tuple[TensorType, ...], **_: Any) -> Segment:
+def segment(function: Callable[..., Any], types: tuple[TensorType, ...]) -> Segment:
     """The segment of a JAX function of arrays of these types. Equal calls give the same object."""
-    from ..frontends.jax import lower_local
-
-    return Segment(function.__name__, lower_local(function, types))
+    name = getattr(function, "__name__", "segment")
+    return Segment(name, lower_local(function, types, name))

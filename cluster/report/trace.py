@@ -4,27 +4,31 @@ The format is the Trace Event Format (JSON); its times are microseconds, printed
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ..clocks import Event
 
 
-def write_trace(path: Path, events: Iterable[Event]) -> None:
-    """Writes `path` whole or not at all."""
+def write_trace(
+    path: Path, events: Iterable[Event], names: Mapping[int, str] | None = None
+) -> None:
+    """Writes `path` whole or not at all. names: of ranks, where `rank 3` does not say enough."""
     partial = path.with_suffix(path.suffix + ".partial")
-    partial.write_text(json.dumps({"displayTimeUnit": "ns", "traceEvents": _entries(events)}))
+    entries = _entries(events, names or {})
+    partial.write_text(json.dumps({"displayTimeUnit": "ns", "traceEvents": entries}))
     partial.replace(path)
 
 
-def _entries(events: Iterable[Event]) -> list[dict[str, object]]:
+def _entries(events: Iterable[Event], names: Mapping[int, str]) -> list[dict[str, object]]:
     entries: list[dict[str, object]] = []
     tracks: dict[tuple[int, str], int] = {}
     for event in events:
         place = (event.rank, event.track)
         if place not in tracks:
             tracks[place] = len(tracks) + 1
-            entries += _names(event, tracks[place])
+            name = names.get(event.rank, f"rank {event.rank}")
+            entries += _names(event, tracks[place], name)
         entries.append(
             {
                 "ph": "X",
@@ -39,10 +43,10 @@ def _entries(events: Iterable[Event]) -> list[dict[str, object]]:
     return entries
 
 
-def _names(event: Event, thread: int) -> list[dict[str, object]]:
+def _names(event: Event, thread: int, name: str) -> list[dict[str, object]]:
     process = event.rank + 1
     return [
-        {"ph": "M", "pid": process, "name": "process_name", "args": {"name": f"rank {event.rank}"}},
+        {"ph": "M", "pid": process, "name": "process_name", "args": {"name": name}},
         {"ph": "M", "pid": process, "name": "process_sort_index", "args": {"sort_index": process}},
         {"ph": "M", "pid": process, "tid": thread, "name": "thread_name",
          "args": {"name": event.track}},

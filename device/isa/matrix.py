@@ -339,7 +339,7 @@ def scale_rows(partitions: int) -> np.ndarray:
 
 def scale_views(scale: View, partitions: int, columns: int) -> tuple[View, ...]:
     """The part of a scale tensor that belongs to data of that many partitions and columns."""
-    if len(scale.shape) != 2:
+    if len(scale.shape) != 2 or isinstance(scale, IndirectView):
         return (scale,)
     rows = QUADRANT // MX_GROUP_PARTITIONS
     return tuple(scale[first : first + rows, :columns] for first in range(0, partitions, QUADRANT))

@@ -172,12 +172,6 @@ def _sigmoid_dx(x: np.ndarray) -> np.ndarray:
     return s * (1 - s)
 
 
-def _gelu_dx(x: np.ndarray) -> np.ndarray:
-    density = np.exp(x * x * np.float32(-0.5)) * np.float32(1 / np.sqrt(2 * np.pi))
-    normal = np.float32(0.5) * (1 + special.erf(x * np.float32(np.sqrt(0.5))))
-    return normal + x * density
-
-
 _GELU_SIGMOID = np.float32(1.702)
 
 
@@ -188,11 +182,6 @@ def _gelu_sigmoid(x: np.ndarray) -> np.ndarray:
 def _gelu_sigmoid_dx(x: np.ndarray) -> np.ndarray:
     s = special.logistic(_GELU_SIGMOID * x)
     return s + _GELU_SIGMOID * x * s * (1 - s)
-
-
-def _silu_dx(x: np.ndarray) -> np.ndarray:
-    s = special.logistic(x)
-    return s * (1 + x * (1 - s))
 
 
 ACTIVATIONS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], str]] = {
@@ -207,13 +196,13 @@ ACTIVATIONS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], str]] = {
     "tanh": (np.tanh, "tanh"),
     "logistic": (special.logistic, "logistic"),
     "silu": (special.silu, "silu"),
-    "silu_dx": (_silu_dx, "silu"),
+    "silu_dx": (special.silu_dx, "silu"),
     "softplus": (special.softplus, "softplus"),
     "mish": (lambda x: x * np.tanh(special.softplus(x)), "softplus"),
     "erf": (special.erf, "erf"),
     "erf_dx": (lambda x: np.float32(2 / np.sqrt(np.pi)) * np.exp(-x * x), "erf"),
     "gelu": (special.gelu, "gelu"),
-    "gelu_dx": (_gelu_dx, "gelu"),
+    "gelu_dx": (special.gelu_dx, "gelu"),
     "gelu_tanh": (special.gelu_tanh, "gelu_tanh"),
     "gelu_sigmoid": (_gelu_sigmoid, "gelu"),
     "gelu_sigmoid_dx": (_gelu_sigmoid_dx, "gelu"),

@@ -17,12 +17,14 @@ FUNCTIONS = {
     "log": "log", "log_plus_one": "log",
     "tanh": "tanh", "logistic": "logistic", "silu": "silu", "softplus": "softplus",
     "erf": "erf", "gelu": "gelu", "gelu_tanh": "gelu_tanh",
+    "gelu_dx": "gelu", "gelu_tanh_dx": "gelu_tanh", "silu_dx": "silu",
     "sqrt": "sqrt", "rsqrt": "rsqrt", "reciprocal": "reciprocal", "cbrt": "cbrt",
     "sine": "trigonometry", "cosine": "trigonometry", "tan": "trigonometry",
 }  # fmt: skip
 """Functions, and the table each needs; those with none are part of every table.
 
-Which functions share a table is not published. One table per family is assumed.
+Which functions share a table is not published. One table per family is assumed. The documents name
+gelu_dx and silu_dx (nki.language); gelu_tanh_dx, to go with gelu_tanh, is assumed.
 """
 
 _FLOAT32 = np.dtype(np.float32)

@@ -30,8 +30,9 @@ class DType:
 
     def __init__(self, name: str, kind: Any, device: str) -> None:
         self.name, self.device = name, device
-        named = {"metadata": {METADATA: name}} if name in STORED_AS_INTEGERS else {}
-        self.dtype = np.dtype(kind, **named)
+        self.dtype = np.dtype(kind)
+        if name in STORED_AS_INTEGERS:
+            self.dtype = np.dtype(kind, metadata={METADATA: name})
 
     @property
     def itemsize(self) -> int:

@@ -37,7 +37,8 @@ def _value(trace: Trace, view: View, before: int) -> int | None:
         known = view.tensor._bytes is not None and view.space == "hbm"
         return int(view.array.reshape(-1)[0]) if known else None
     entry = trace.entries[place - 1]
-    assert isinstance(entry, Issued)
+    if not isinstance(entry, Issued):
+        return None  # what came from another core or rank
     instruction = entry.instruction
     if isinstance(instruction, Memset):
         return int(instruction.value)

@@ -5,7 +5,8 @@ Rule: whenever an engine (or a queue of DMA) is free, it takes, of the instructi
 dependences have been met, the one with the longest path to the end of the kernel. It chooses
 among the `WINDOW` instructions from the oldest that has not been issued. An instruction whose
 engine the kernel left open goes to the engine that would end it first. Nothing passes a meeting of
-the cores. Addresses are those of the run, so the reuse of a buffer orders its users.
+the cores, or a collective. Addresses are those of the run, so the reuse of a buffer orders its
+users.
 
 The times of the new order are those of the same timelines as the program's.
 """
@@ -22,7 +23,7 @@ from ..isa.base import Instruction
 from .dependences import Dependences
 from .retime import retime
 from .timeline import KernelCore
-from .trace import Entry, Met, Trace
+from .trace import Collected, Entry, Issued, Met, Trace
 
 WINDOW = 1024
 MOVABLE = ("vector", "scalar", "gpsimd")
@@ -64,6 +65,8 @@ class _Scheduler:
         """By server, an engine or a DMA queue: (how long it is taken, how long until the end)."""
         if isinstance(entry, Met):
             return {entry.engine: (self.chip.core_barrier_ps, self.chip.core_barrier_ps)}
+        if isinstance(entry, Collected):
+            return {"dma collective": (0, entry.alone)}
         instruction = entry.instruction
         if instruction.engine == "dma":
             taken = max(self.chip.dma_dge_ps, instruction.work(self.chip))
@@ -90,9 +93,10 @@ class _Scheduler:
         """The trace in the new order."""
         start = 0
         for place, entry in enumerate(self.entries):
-            if isinstance(entry, Met):
+            if not isinstance(entry, Issued):
                 self._segment(start, place)
-                self._issue(place, entry.engine, self._ready(place, entry.engine))
+                (server,) = self.options[place]
+                self._issue(place, server, self._ready(place, server))
                 start = place + 1
         self._segment(start, len(self.entries))
         return self._reordered()
@@ -184,7 +188,9 @@ class _Scheduler:
 
     def _entry(self, place: int) -> Entry:
         entry, server = self.entries[place], self.where[place]
-        if isinstance(entry, Met) or server in (entry.instruction.engine, f"dma {entry.queue}"):
+        if not isinstance(entry, Issued):
+            return entry
+        if server in (entry.instruction.engine, f"dma {entry.queue}"):
             return entry
         moved = on_engine(entry.instruction, server, self.chip)
         assert moved is not None

@@ -1,6 +1,7 @@
 """How arguments of `nki.isa` functions become operands of instructions."""
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -64,8 +65,22 @@ def instruction(function: Callable[P, R]) -> Callable[P, R]:
         except TrnsimError as error:
             found = running()
             raise at_line(error, found.line if found else "") from None
+        except TypeError as error:
+            _check_call(function, args, kwargs)
+            raise error from None
 
     return call
+
+
+def _check_call(function: Callable, args: tuple, kwargs: dict) -> None:
+    """Raises BadInput with the kernel's line if the function does not take these arguments."""
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        found = running()
+        wrong = BadInput(f"nisa.{function.__name__}", error, ", ".join(signature.parameters))
+        raise at_line(wrong, found.line if found else "") from None
 
 
 def _names_engine(args: tuple, kwargs: dict[str, Any]) -> bool:

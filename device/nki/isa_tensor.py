@@ -9,7 +9,7 @@ from ..isa.indirection import TENSOR_GROUP, IndirectView, with_indices
 from ..isa.matrix import TILE, Matmul, MatmulMx, QuantizeMx, Transpose
 from ..memory import View
 from .isa_constants import engine, matmul_perf_mode
-from .isa_operands import ELEMENTS, column_view, engine_name, instruction, member, stored, two, view
+from .isa_operands import ELEMENTS, column_view, engine_name, instruction, member, two, view
 from .session import NkiInstruction, Session, current
 from .tensor import NkiTensor
 
@@ -88,7 +88,7 @@ def _tiling(size: Any, position: Any) -> tuple[tuple[int, int], tuple[int, int]]
 
 def _packed(tensor: Any, operand: str) -> tuple[View, str]:
     """A packed tensor's view and the format of its elements."""
-    found = stored(tensor, operand)
+    found = column_view(tensor, operand, TENSOR_GROUP, bits=True)
     element = ELEMENTS.get(tensor.dtype.name)
     if element is None:
         raise IllegalInstruction(f"{operand} is {tensor.dtype}; allowed: {', '.join(ELEMENTS)}")
@@ -98,7 +98,19 @@ def _packed(tensor: Any, operand: str) -> tuple[View, str]:
 def _scales(tensor: Any, operand: str) -> View:
     if isinstance(tensor, NkiTensor) and tensor.dtype.name not in ("uint8", "float8_e8m0fnu"):
         raise IllegalInstruction(f"{operand} is {tensor.dtype}; allowed: float8_e8m0fnu, uint8")
-    return stored(tensor, operand)
+    return column_view(tensor, operand, TENSOR_GROUP, bits=True)
+
+
+def _check_indices(tile_position: Any, *pairs: tuple[NkiTensor, NkiTensor]) -> None:
+    """Data and its scales are picked by one index or none, and not together with row tiles."""
+    for data, scale in pairs:
+        indices = [tensor.index and tensor.index.index for tensor in (data, scale)]
+        if indices[0] is not indices[1]:
+            raise IllegalInstruction(f"{data} and its scales do not have the same index")
+        if indices[0] is not None and two(tile_position, (0, 0), "tile_position") != (0, 0):
+            raise IllegalInstruction(
+                f"tile_position is {tuple(tile_position)}; (0, 0) with an index"
+            )
 
 
 @instruction
@@ -108,17 +120,20 @@ def nc_matmul_mx(
 ) -> NkiInstruction:  # fmt: skip
     """dst = stationary.T @ moving of MX tensors with their scales (NeuronCore-v4)."""
     session = current()
-    size, position = _tiling(tile_size, tile_position)
-    target = view(dst, "dst")
+    target = column_view(dst, "dst", TENSOR_GROUP)
     left, left_element = _packed(stationary, "stationary")
     right, right_element = _packed(moving, "moving")
+    left_scale = _scales(stationary_scale, "stationary_scale")
+    right_scale = _scales(moving_scale, "moving_scale")
+    _check_indices(tile_position, (stationary, stationary_scale), (moving, moving_scale))
+    size, position = _tiling(tile_size, tile_position)
     made = MatmulMx(
-        target, left, right, _scales(stationary_scale, "stationary_scale"),
-        _scales(moving_scale, "moving_scale"), (left_element, right_element),
+        target, left, right, left_scale, right_scale, (left_element, right_element),
         accumulate=_accumulation(session, target, accumulate),
         tile_size=size, tile_position=position,
     )  # fmt: skip
-    return session.issue(made, name)
+    operands = target, left, right, left_scale, right_scale
+    return session.issue(with_indices(made, *operands), name)
 
 
 @instruction

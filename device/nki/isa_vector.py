@@ -65,9 +65,8 @@ def _in_psum(*operands: View) -> bool:
 
 @instruction
 def tensor_copy(dst, src, engine=_unknown, name=None, dtype=None) -> NkiInstruction:
-    """dst = src; Vector unless an engine is named. Published kernels also give dst's `dtype`."""
-    if dtype is not None and dtype != dst.dtype:
-        raise IllegalInstruction(f"dtype is {dtype}; a copy into dst has its dtype, {dst.dtype}")
+    """dst = src; Vector unless an engine is named. `dtype`, which kernels of NKI 0.2 give, is that
+    of no operand: the values are rounded to dst's."""
     target, source = column_view(dst, "dst", bits=True), column_view(src, "src", bits=True)
     check_moves(dst, src)
     made = Copy(target, source, engine_name(engine) or "vector")

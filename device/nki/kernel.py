@@ -12,11 +12,13 @@ from threadpoolctl import threadpool_limits
 from ..chip import Chip, load_chip
 from ..errors import BadInput
 from .arrays import is_array, like_inputs, to_numpy
+from .errors import at_line
 from .launch import Launch, Settings, check_cores
 from .result import CoreRun, SimulationResult
-from .retime import finish
+from .retime import finish, retime
 from .session import Session, running
-from .tensor import NkiTensor
+from .tensor import MemoryRegion, NkiTensor
+from .timeline import KernelCore
 
 TARGETS = {"gen2": "trn1", "gen3": "trn2", "gen4": "trn3"}
 TARGET_VARIABLE = "NEURON_PLATFORM_TARGET_OVERRIDE"
@@ -46,6 +48,11 @@ class Kernel:
     def with_schedule(self, edges: Sequence[tuple[str, str]]) -> "Kernel":
         """The kernel with an order of named instructions: (later, earlier or a list of them)."""
         return Kernel(self.function, self.cores, **{**self.options, "schedule": tuple(edges)})
+
+    @property
+    def schedule(self) -> tuple:
+        """The edges of `with_schedule`."""
+        return self.options.get("schedule", ())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if running() is not None:
@@ -115,6 +122,17 @@ def as_chip(chip: str | Chip | None) -> Chip:
 
 def _run(kernel: Kernel, settings: Settings, args: tuple, kwargs: dict) -> SimulationResult:
     launch = Launch(settings)
+    body = program(kernel, launch, args, kwargs)
+    with threadpool_limits(1):  # the number of threads changes bits
+        results = launch.run(body)
+    cores = [session.core for session in launch.sessions]
+    if finish(cores, kernel.schedule, launch.findings if settings.hazards == "report" else None):
+        cores = retime([core.trace for core in cores], settings.chip)
+    return result_of(kernel, launch, results, cores)
+
+
+def program(kernel: Kernel, launch: Launch, args: tuple, kwargs: dict) -> Callable[[Session], Any]:
+    """What each core of the launch runs: the kernel on its arguments, which are now in HBM."""
     names = _names(kernel.function, args, kwargs)
     inputs = [_adopt(launch, value, name) for value, name in zip(args, names, strict=False)]
     named = {name: _adopt(launch, value, name) for name, value in kwargs.items()}
@@ -124,11 +142,15 @@ def _run(kernel: Kernel, settings: Settings, args: tuple, kwargs: dict) -> Simul
         rest = {name: _wrapped(value) for name, value in named.items()}
         return kernel.function(*own, **rest)
 
-    with threadpool_limits(1):  # the number of threads changes bits
-        results = launch.run(body)
-    cores = finish(
-        [session.core for session in launch.sessions], kernel.options.get("schedule", ())
-    )
+    return body
+
+
+def result_of(
+    kernel: Kernel, launch: Launch, results: list[Any], cores: Sequence[KernelCore]
+) -> SimulationResult:
+    """The outputs of a launch that has ended with these results, and the time of `cores`: its own,
+    or those on which it was timed again."""
+    settings = launch.settings
     hooks = [hook for session in launch.sessions for hook in session.hooks]
     hooks += ["with_schedule"] if "schedule" in kernel.options else []
     hooks += ["engine="] if any(core.trace.stated for core in cores) else []
@@ -203,11 +225,13 @@ def _outputs(value: Any, launch: Launch) -> Any:
 
 
 def _values(tensor: NkiTensor, launch: Launch) -> np.ndarray | None:
-    if tensor.on_chip:
-        raise BadInput("return", tensor, "tensors in shared_hbm")
+    made = tensor.storage.line  # of what the kernel allocated; an argument may be returned
+    if tensor.on_chip or (made and tensor.buffer is MemoryRegion.private_hbm):
+        raise at_line(BadInput("return", tensor, "tensors in shared_hbm"), made)
     view = tensor.device_view()
     if launch.settings.hazards == "error" and not tensor.storage.written.any(view):
-        raise BadInput("return", f"{tensor}, never written", "tensors that the kernel writes")
+        wrong = BadInput("return", f"{tensor}, never written", "tensors that the kernel writes")
+        raise at_line(wrong, made)
     if not launch.settings.data:
         return None
     return np.array(view.array).view(tensor.dtype.dtype)

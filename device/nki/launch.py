@@ -1,17 +1,17 @@
 """The run of a kernel on the cores of one logical core.
 
-Cores are threads of which one runs at a time: a core runs until it waits for another or ends,
-then the next in number runs. The order is the same in every run. Tensors in shared HBM are the
-same on all cores: the n-th that one core allocates is the n-th of the others.
+Cores are threads that take turns (see `Turns`). Tensors in shared HBM are the same on all cores:
+the n-th that one core allocates is the n-th of the others. A logical core is one rank: what it
+asks of other ranks goes out through `steps`.
 """
 
 import math
-import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,11 +20,13 @@ from ..dtypes import numpy_dtype
 from ..errors import BadInput, IllegalInstruction, TrnsimError
 from ..memory import Memory, Tensor, View
 from .dtypes import DType
-from .errors import DeadlockError, located
+from .errors import DeadlockError, at_line, located
+from .interconnect import Interconnect, Landed, Offer, OneRank, Stand, land_alone, meetings
 from .races import Races
 from .session import Session
 from .tensor import MemoryRegion, Storage
 from .timeline import KernelCore
+from .turns import Turns
 from .written import Written
 
 
@@ -42,15 +44,26 @@ class Settings:
     deadline: float = 3600.0
 
 
-class Cancelled(BaseException):
-    """Ends a core's thread after another core has failed."""
+class Wait(NamedTuple):
+    """What a core waits for: the cores beside it, who come with the same `key`, or with an `offer`
+    other ranks, to whom it gives `inputs`."""
+
+    what: str
+    key: tuple = ()
+    offered: Any = None
+    offer: Offer | None = None
+    inputs: tuple[Any, ...] = ()
+    line: str = ""
 
 
 class Launch:
-    """The cores of a logical core while a kernel runs on them."""
+    """The cores of a logical core while a kernel runs on them: rank `rank` of an interconnect."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(
+        self, settings: Settings, rank: int = 0, interconnect: Interconnect | None = None
+    ) -> None:
         self.settings, self.chip = settings, settings.chip
+        self.rank, self.interconnect = rank, interconnect or OneRank()
         self.hbm = Memory.hbm(
             self.chip.stack_bytes * settings.cores // self.chip.cores_per_stack, settings.data
         )
@@ -58,13 +71,17 @@ class Launch:
             Session(self, KernelCore(self.chip, settings.data, self.hbm), number)
             for number in range(settings.cores)
         ]
+        for session in self.sessions:
+            for memory in (session.core.sbuf, session.core.psum):
+                memory.pool_bytes //= settings.cores * self.interconnect.ranks
         self.deadline_at = time.monotonic() + settings.deadline
         self.findings: dict[str, str] = {}
         self.input_bytes = 0
         self.races = Races(self) if settings.cores > 1 else None
         self._shared: list[Storage] = []
         self._written: dict[int, Written] = {}
-        self._turns = _Turns(settings.cores)
+        self._turns: Turns | None = None
+        self._adopted: set[int] = set()
 
     # ---- tensors -----------------------------------------------------------------------------
 
@@ -125,7 +142,12 @@ class Launch:
         storage = Storage(tensor, region, full=True)
         self.watch(storage, None)
         self._share(tensor)
+        self._adopted.add(id(tensor))
         return storage
+
+    def is_argument(self, tensor: Tensor) -> bool:
+        """Whether it came in from outside."""
+        return id(tensor) in self._adopted
 
     def _share(self, tensor: Tensor) -> None:
         if self.races:
@@ -146,38 +168,40 @@ class Launch:
     # ---- cores -------------------------------------------------------------------------------
 
     def run(self, body: Callable[[Session], Any]) -> list[Any]:
-        """body(session) on every core; their results. Raises the first core's error."""
+        """body(session) on every core of the only rank; their results. Raises the first error."""
         if len(self.sessions) == 1:
-            return [self._run_one(self.sessions[0], body)]
-        results: list[Any] = [None] * len(self.sessions)
-        errors: list[BaseException | None] = [None] * len(self.sessions)
+            return [self._run_one(body, self.sessions[0])]
+        run = self.steps(body)
+        try:
+            stands = next(run)
+            while True:
+                stands = run.send(self._alone(stands))
+        except StopIteration as stop:
+            return stop.value
 
-        def core(number: int) -> None:
-            try:
-                self._turns.begin(number)
-                results[number] = self._run_one(self.sessions[number], body)
-            except Cancelled:
-                pass
-            except BaseException as error:
-                errors[number] = error
-                self._turns.cancel()
-            finally:
-                self._turns.end(number)
+    def steps(
+        self, body: Callable[[Session], Any]
+    ) -> Generator[tuple[Stand, ...], Mapping[int, Landed], list[Any]]:
+        """body(session) on every core; yields where they stand when none can go on by itself, and
+        takes what collectives gave to some of them. Its value is their results."""
+        bodies = [partial(self._run_one, body, session) for session in self.sessions]
+        turns = self._turns = Turns(bodies, self.deadline_at)
+        try:
+            while True:
+                turns.run()
+                if turns.done:
+                    return turns.results
+                if self._meet(turns):
+                    continue
+                stands = tuple(self._stand(turns, core) for core in range(len(self.sessions)))
+                if not any(stand.offer for stand in stands):
+                    raise self._deadlock(turns, stands)
+                for core, landed in (yield stands).items():
+                    turns.answer(core, landed)
+        finally:
+            turns.cancel()
 
-        threads = [
-            threading.Thread(target=core, args=(number,), daemon=True)
-            for number in range(len(self.sessions))
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for error in errors:
-            if error is not None:
-                raise error
-        return results
-
-    def _run_one(self, session: Session, body: Callable[[Session], Any]) -> Any:
+    def _run_one(self, body: Callable[[Session], Any], session: Session) -> Any:
         session.enter()
         try:
             return body(session)
@@ -186,94 +210,72 @@ class Launch:
         finally:
             session.leave()
 
-    def meet(self, session: Session, key: tuple, offer: Any, what: str) -> list[Any]:
+    def _stand(self, turns: Turns, core: int) -> Stand:
+        wait: Wait | None = turns.waiting[core]
+        if wait is None:
+            return Stand("has ended")
+        return Stand(f"waits in {wait.what}", wait.offer)
+
+    def _deadlock(self, turns: Turns, stands: Sequence[Stand]) -> TrnsimError:
+        story = "; ".join(f"core {core} {stand.what}" for core, stand in enumerate(stands))
+        line = next(wait.line for wait in turns.waiting if wait is not None)
+        return at_line(DeadlockError(story), line)
+
+    def _meet(self, turns: Turns) -> bool:
+        """Lets cores that wait for each other alone go on, if all have come."""
+        waits: list[Wait | None] = turns.waiting
+        keys = {wait.key for wait in waits if wait is not None and wait.offer is None}
+        come = [wait.offered for wait in waits if wait is not None and wait.offer is None]
+        if len(keys) != 1 or len(come) != len(waits):
+            return False
+        for core in range(len(waits)):
+            turns.answer(core, come)
+        return True
+
+    def meet(self, session: Session, key: tuple, offered: Any, what: str) -> list[Any]:
         """All cores come with equal `key`; returns what each offered, by number.
 
         Raises DeadlockError if one ends, or waits for something else.
         """
         if len(self.sessions) == 1:
             raise IllegalInstruction(f"{what} needs a kernel launched on two cores: kernel[2]")
-        met = self._turns.meet(session.program, key, offer, what)
+        assert self._turns is not None
+        met = self._turns.wait(session.program, Wait(what, key, offered, line=session.line))
         session.meetings += 1
         return met
 
+    # ---- ranks -------------------------------------------------------------------------------
 
-class _Turns:
-    """Lets one core run at a time, and lets all meet."""
+    def collect(
+        self, session: Session, offer: Offer, inputs: tuple[Any, ...], alone_ps: int
+    ) -> Landed:
+        """Other ranks come with the same request; returns what the collective gave to this core.
 
-    def __init__(self, count: int) -> None:
-        self._condition = threading.Condition()
-        self._turn = 0
-        self._ended = [False] * count
-        self._waiting: list[tuple[tuple, Any, str] | None] = [None] * count
-        self._met: list[list[Any] | None] = [None] * count
-        self._cancelled = False
+        `inputs` has an array for each channel, or None without data. `alone_ps` is the time if the
+        rank is alone. Raises CollectiveMismatch or DeadlockError if others do not come.
+        """
+        if self._turns is None:
+            return land_alone(offer, inputs, alone_ps)
+        what = str(offer)
+        wait = Wait(what, offered=alone_ps, offer=offer, inputs=inputs)
+        return self._turns.wait(session.program, wait)
 
-    def begin(self, number: int) -> None:
-        with self._condition:
-            self._await(lambda: self._turn == number)
+    def inputs(self, core: int) -> tuple[Any, ...]:
+        """What the core that stands in a collective gives, by channel."""
+        assert self._turns is not None
+        return self._turns.waiting[core].inputs
 
-    def end(self, number: int) -> None:
-        with self._condition:
-            self._ended[number] = True
-            self._pass(number)
-
-    def cancel(self) -> None:
-        with self._condition:
-            self._cancelled = True
-            self._condition.notify_all()
-
-    def meet(self, number: int, key: tuple, offer: Any, what: str) -> list[Any]:
-        with self._condition:
-            self._waiting[number] = (key, offer, what)
-            if all(self._waiting):
-                self._join()
-            else:
-                self._pass(number)
-                self._await(lambda: self._turn == number)
-            if self._met[number] is None:
-                self._refuse()
-            met, self._met[number] = self._met[number], None
-            assert met is not None
-            return met
-
-    def _join(self) -> None:
-        waiting = [entry for entry in self._waiting if entry is not None]
-        if len({key for key, _, _ in waiting}) != 1:
-            self._refuse()
-        offers = [offer for _, offer, _ in waiting]
-        count = len(self._waiting)
-        self._met = [offers] * count
-        self._waiting = [None] * count
-
-    def _pass(self, number: int) -> None:
-        """The next core that can run has the turn; a core that waits in vain learns it."""
-        count = len(self._ended)
-        for step in range(1, count + 1):
-            other = (number + step) % count
-            if not self._ended[other] and self._waiting[other] is None:
-                self._turn = other
-                self._condition.notify_all()
-                return
-        for other, waits in enumerate(self._waiting):
-            if waits is not None:
-                self._turn = other
-                self._condition.notify_all()
-                return
-
-    def _await(self, ready: Callable[[], bool]) -> None:
-        self._condition.wait_for(lambda: self._cancelled or ready())
-        if self._cancelled:
-            raise Cancelled
-
-    def _refuse(self) -> None:
-        states = []
-        for number, waits in enumerate(self._waiting):
-            if waits is not None:
-                states.append(f"core {number} waits in {waits[2]}")
-            else:
-                states.append(f"core {number} has ended")
-        raise DeadlockError("; ".join(states))
+    def _alone(self, stands: tuple[Stand, ...]) -> dict[int, Landed]:
+        """Answers of a rank that is alone."""
+        assert self._turns is not None
+        answers = {}
+        for meeting in meetings([stands]):
+            cores = meeting.seats[0]
+            wait: Wait = self._turns.waiting[cores[0]]
+            offer = Offer(meeting.request, meeting.arrivals[0], meeting.line, meeting.sends[0])
+            landed = land_alone(offer, wait.inputs, wait.offered)
+            answers |= dict.fromkeys(cores, landed)
+        return answers
 
 
 def check_cores(chip: Chip, cores: int) -> None:

@@ -9,7 +9,6 @@ import ast
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -42,6 +41,7 @@ RULES = {
     "list-argument": f"a list as a kernel's argument; pass a tuple ({MIGRATION}, 0.3)",
     "is": f"is or is not; compare with == or !=, which they are compiled to ({MIGRATION}, 0.3)",
     "matmul-operator": f"@ between values; use nisa.nc_matmul ({FRONT_END})",
+    "loop-target": f"several loop variables; unpack them inside the loop ({FRONT_END})",
     "loop-else": f"else of a loop ({FRONT_END})",
     "tuple-assignment": "an element or attribute among several targets, or an element with "
     f"several indices; assign each by itself ({FRONT_END})",
@@ -51,6 +51,8 @@ RULES = {
     "decorator": f"a decorator other than nki.jit, dataclass and staticmethod ({FRONT_END})",
     "class-base": f"a class that does not inherit from NKIObject or Enum alone ({GUIDE}, "
     "Class Support)",
+    "loop-body-return": "a value returned from the body of nl.fori_loop; keep it in SBUF or HBM "
+    f"({MIGRATION}, 0.6)",
     "dynamic-in-no-reorder": "a dynamic loop inside nl.no_reorder; put no_reorder into the loop "
     f"({MIGRATION}, 0.6; nki-dynamic-loops)",
     "legacy": f"neuronxcc.nki inside a kernel ({MIGRATION}, 0.4)",
@@ -65,10 +67,11 @@ _NODES: dict[type[ast.AST], str] = {
     ast.AsyncFunctionDef: "async", ast.Try: "try", ast.TryStar: "try", ast.Raise: "raise",
     ast.Match: "match", ast.Delete: "del", ast.Import: "import", ast.ImportFrom: "import",
     ast.Global: "global", ast.Nonlocal: "global", ast.NamedExpr: "walrus", ast.Set: "set",
-    ast.Starred: "star", ast.MatMult: "matmul-operator", ast.Is: "is", ast.IsNot: "is",
+    ast.Starred: "star",
 }  # fmt: skip
 _DYNAMIC = frozenset({"fori_loop", "while_loop", "dynamic_range"})
-_BODIES = frozenset({"fori_loop", "while_loop"})
+_BODIES = ("fori_loop", "while_loop")
+_LINES_SHOWN = 8
 _DECORATORS = frozenset({"jit", "dataclass", "staticmethod"})
 _BASES = frozenset({"NKIObject", "Enum", "NamedTuple"})
 _INT32 = range(-(2**31), 2**32)  # signed or unsigned
@@ -93,19 +96,34 @@ class Finding:
         return f"{self.file}:{self.line}: {self.rule}: {self.message}"
 
 
+def grouped(findings: Sequence[Finding]) -> tuple[str, ...]:
+    """One line of text for each rule of a file: its first place, and the lines of the others."""
+    places: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        places.setdefault((finding.file, finding.rule), []).append(finding)
+    return tuple(_with_others(first, others) for first, *others in places.values())
+
+
+def _with_others(first: Finding, others: Sequence[Finding]) -> str:
+    if not others:
+        return str(first)
+    lines = ", ".join(str(other.line) for other in others[:_LINES_SHOWN])
+    more = len(others) - _LINES_SHOWN
+    return f"{first}; also at {lines}" + (f" and {more} more" if more > 0 else "")
+
+
 def lint(kernel: Any, arguments: Sequence[Any] = ()) -> tuple[Finding, ...]:
     """Findings in a kernel and the functions and classes of its file that it uses, by line.
 
     `arguments` are what it is called with, of which lists are findings too. A kernel without
     source (made by exec, or at a prompt) has none.
     """
-    start = kernel.function if isinstance(kernel, Kernel) else kernel
+    start = _plain(kernel)
+    file = _file(start) or ""
     found: set[Finding] = set()
-    for used, definition in _used(start):
-        file = used.__code__.co_filename if inspect.isfunction(used) else inspect.getfile(used)
-        places = _Places(_names(used))
-        for node in _places(places, definition):
-            found.add(Finding(file, *node))
+    for used, definition in _used(start, file):
+        for place in _places(definition, _names(used)):
+            found.add(Finding(file, *place))
         if used is start and any(isinstance(value, list) for value in arguments):
             found.add(Finding(file, definition.lineno, "list-argument"))
     return tuple(sorted(found))
@@ -114,13 +132,14 @@ def lint(kernel: Any, arguments: Sequence[Any] = ()) -> tuple[Finding, ...]:
 # ---- what a kernel uses ----------------------------------------------------------------------
 
 
-def _used(start: Any) -> Iterator[tuple[Any, Definition]]:
+def _used(start: Any, file: str) -> Iterator[tuple[Any, Definition]]:
     """The kernel, and the functions and classes of its file that it names, with their source."""
+    tree = _tree(file)
     seen: set[int] = set()
     waiting = [start]
     while waiting:
         used = waiting.pop()
-        definition = None if id(used) in seen else _definition(used)
+        definition = None if id(used) in seen else _definition(used, tree)
         seen.add(id(used))
         if definition is None:
             continue
@@ -129,7 +148,7 @@ def _used(start: Any) -> Iterator[tuple[Any, Definition]]:
         for node in ast.walk(definition):
             if isinstance(node, ast.Name) and node.id in names:
                 other = _plain(names[node.id])
-                if _file(other) == _file(start):
+                if _file(other) == file:
                     waiting.append(other)
 
 
@@ -162,28 +181,23 @@ def _names(used: Any) -> dict[str, Any]:
     return {**used.__globals__, **cells}
 
 
-@lru_cache(maxsize=64)
-def _tree(file: str) -> ast.Module | None:
+def _tree(file: str) -> ast.Module:
+    """The syntax of a file; an empty one of what cannot be read."""
     try:
         with open(file, encoding="utf-8") as source:
             return ast.parse(source.read())
     except (OSError, SyntaxError, ValueError):
-        return None
+        return ast.Module([], [])
 
 
-def _definition(used: Any) -> Definition | None:
+def _definition(used: Any, tree: ast.Module) -> Definition | None:
     """The source of a function or class, None without one."""
-    file = _file(used)
-    tree = None if file is None else _tree(file)
-    if tree is None:
-        return None
     wanted = used.__code__.co_firstlineno if inspect.isfunction(used) else None
     for node in ast.walk(tree):
-        if not isinstance(node, Definition) or node.name != used.__name__:
-            continue
-        first = min([node.lineno, *(mark.lineno for mark in node.decorator_list)])
-        if wanted in (None, first):
-            return node
+        if isinstance(node, Definition) and node.name == getattr(used, "__name__", ""):
+            first = min([node.lineno, *(mark.lineno for mark in node.decorator_list)])
+            if wanted in (None, first):
+                return node
     return None
 
 
@@ -192,8 +206,9 @@ def _definition(used: Any) -> Definition | None:
 Place = tuple[int, str]
 
 
-def _places(places: "_Places", definition: Definition) -> list[Place]:
-    places.top = definition
+def _places(definition: Definition, names: dict[str, Any]) -> list[Place]:
+    """What is refused in one function or class, in which names mean what they mean."""
+    places = _Places(definition, names)
     if isinstance(definition, ast.ClassDef):
         places.check_class(definition)
     else:
@@ -204,14 +219,23 @@ def _places(places: "_Places", definition: Definition) -> list[Place]:
     return places.found
 
 
+def _loop_bodies(definition: Definition) -> dict[str, set[str]]:
+    """Names that are passed to nl.fori_loop, and to nl.while_loop."""
+    found: dict[str, set[str]] = {loop: set() for loop in _BODIES}
+    for call in ast.walk(definition):
+        if isinstance(call, ast.Call) and _last(call) in found:
+            given = (*call.args, *(word.value for word in call.keywords))
+            found[_last(call)].update(value.id for value in given if isinstance(value, ast.Name))
+    return found
+
+
 class _Places(ast.NodeVisitor):
     """Collects (line, rule) of one definition."""
 
-    def __init__(self, names: dict[str, Any]) -> None:
+    def __init__(self, definition: Definition, names: dict[str, Any]) -> None:
         self.names = names
         self.found: list[Place] = []
-        self.top: Definition
-        self._bodies: set[str] | None = None
+        self._bodies = _loop_bodies(definition)
 
     def add(self, node: Any, rule: str) -> None:
         """A finding at a node."""
@@ -219,7 +243,7 @@ class _Places(ast.NodeVisitor):
 
     def generic_visit(self, node: ast.AST) -> None:
         rule = _NODES.get(type(node))
-        if rule and hasattr(node, "lineno"):
+        if rule:
             self.add(node, rule)
         super().generic_visit(node)
 
@@ -260,24 +284,19 @@ class _Places(ast.NodeVisitor):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         """A function inside: the body of a dynamic loop, or refused."""
-        if node.name not in self._loop_bodies():
+        loops = {loop for loop, bodies in self._bodies.items() if node.name in bodies}
+        if not loops:
             self.add(node, "inner-function")
+        if "fori_loop" in loops:
+            self._check_returns(node)
         self.check_function(node)
         for statement in node.body:
             self.visit(statement)
 
-    def _loop_bodies(self) -> set[str]:
-        """Names passed to nl.fori_loop and nl.while_loop in this definition."""
-        if self._bodies is None:
-            calls = [node for node in ast.walk(self.top) if isinstance(node, ast.Call)]
-            given = [
-                value
-                for call in calls
-                if _last(call.func) in _BODIES
-                for value in (*call.args, *(word.value for word in call.keywords))
-            ]
-            self._bodies = {value.id for value in given if isinstance(value, ast.Name)}
-        return self._bodies
+    def _check_returns(self, body: ast.FunctionDef) -> None:
+        for node in ast.walk(body):
+            if isinstance(node, ast.Return) and node.value is not None:
+                self.add(node, "loop-body-return")
 
     # ---- statements --------------------------------------------------------------------------
 
@@ -296,7 +315,9 @@ class _Places(ast.NodeVisitor):
             self.add(target, "tuple-assignment")
 
     def visit_For(self, node: ast.For) -> None:
-        """else is refused."""
+        """One variable, no else."""
+        if not isinstance(node.target, ast.Name):
+            self.add(node.target, "loop-target")
         self._check_else(node)
 
     def visit_While(self, node: ast.While) -> None:

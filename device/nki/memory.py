@@ -19,7 +19,7 @@ import numpy as np
 from ..errors import OutOfMemory
 from ..memory import ALIGNMENT, Memory, Tensor
 
-POOLED_BYTES = 64 << 20  # of released bytes kept for the next allocations
+POOLED_BYTES = 256 << 20  # of released bytes that all memories of a run keep for allocations
 
 
 class KernelMemory(Memory):
@@ -33,6 +33,7 @@ class KernelMemory(Memory):
         self.line = ""  # of the kernel, for `overflow`
         self.overflow: tuple[OutOfMemory, str] | None = None  # the first that did not fit
         self.stated: list[Tensor] = []  # at addresses that the kernel gave
+        self.pool_bytes = POOLED_BYTES  # kept by this one
         self._end = self.capacity  # of what lies beyond the capacity
         self._cursor = 0
         self._pool: dict[int, list[np.ndarray]] = {}
@@ -73,7 +74,7 @@ class KernelMemory(Memory):
         if self.stated:
             self.used = self._covered()
         backing = tensor._bytes
-        if backing is not None and len(backing) == tensor.nbytes and self._pooled < POOLED_BYTES:
+        if backing is not None and len(backing) == tensor.nbytes and self._pooled < self.pool_bytes:
             self._pool.setdefault(len(backing), []).append(backing)
             self._pooled += len(backing)
         tensor._bytes = tensor._array = None

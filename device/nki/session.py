@@ -220,7 +220,7 @@ class Session:
         else:
             trace = self.core.trace
             trace.stores.append((len(trace.entries), view, value))
-        tensor.storage.written.add(view)
+        self.launch.written(view).add(view)
 
     # ---- instructions ------------------------------------------------------------------------
 
@@ -231,11 +231,13 @@ class Session:
             self._check_clock(line)
             instruction.check(self.chip)
             self.check_reads((*instruction.used(), *self._also), line)
-            if self.launch.races:
-                self.launch.races.note(self, instruction, line)
+            races = self.launch.races
+            doubts = races.note(self, instruction, line) if races else ()
             if self.core.data:
                 with np.errstate(all="ignore"):
                     instruction.execute()
+            if races and doubts:
+                races.settle(doubts, line)
         except TrnsimError as error:
             self._also.clear()
             raise at_line(error, line) from None

@@ -43,6 +43,8 @@ def new(shape: Sequence[int], dtype: Any, buffer: Any = MemoryRegion.sbuf) -> Nk
 def binary(name: str, x: Any, y: Any, dtype: Any = None) -> NkiTensor:
     """x `name` y elementwise; one may be a number, a [P, 1] column, or need broadcasting."""
     op = OPCODES[name]
+    if name in ("mod", "fmod"):
+        raise NotModelled(f"nki.language.{name}", "no instruction has it")
     if name == "divide":
         return _divided(x, y, dtype)
     if not isinstance(x, NkiTensor) and not isinstance(y, NkiTensor):
@@ -95,6 +97,8 @@ def _common(x: tuple[int, ...], y: tuple[int, ...]) -> tuple[int, ...]:
 
 def unary(name: str, x: NkiTensor, dtype: Any = None) -> NkiTensor:
     """A function of one tile."""
+    if name in _COMPOSED:
+        return unary("copy", _COMPOSED[name](x), dtype or x.dtype)
     dst = new(x.shape, dtype or x.dtype)
     if name == "copy":
         isa.tensor_copy(dst, x)
@@ -113,6 +117,27 @@ def unary(name: str, x: NkiTensor, dtype: Any = None) -> NkiTensor:
     else:
         isa.activation(dst, OPCODES[name], x)
     return dst
+
+
+def _tan(x: NkiTensor) -> NkiTensor:
+    return _divided(unary("sin", x, "float32"), unary("cos", x, "float32"), None)
+
+
+def _floor(x: NkiTensor) -> NkiTensor:
+    """One less than the nearest integer where that is above x. Below 2^31, as integers are."""
+    nearest = unary("copy", unary("copy", x, "int32"), "float32")
+    return binary("subtract", nearest, binary("greater", nearest, x, "float32"))
+
+
+def _ceil(x: NkiTensor) -> NkiTensor:
+    return unary("negative", _floor(unary("negative", x, "float32")))
+
+
+def _trunc(x: NkiTensor) -> NkiTensor:
+    return binary("multiply", _floor(unary("abs", x, "float32")), unary("sign", x, "float32"))
+
+
+_COMPOSED = {"tan": _tan, "floor": _floor, "ceil": _ceil, "trunc": _trunc}
 
 
 def _ones(x: NkiTensor) -> int:
@@ -361,6 +386,16 @@ def dropout(x: NkiTensor, rate: Any, dtype: Any = None) -> NkiTensor:
     return dst
 
 
-def gather_flattened(*args: Any, **kwargs: Any) -> NkiTensor:
-    """Not modelled: raises NotModelled."""
-    raise NotModelled("nki.language.gather_flattened", "use nisa.nc_n_gather")
+def gather_flattened(
+    data: NkiTensor, indices: NkiTensor, axis: int = 0, dtype: Any = None
+) -> NkiTensor:
+    """Of each partition, the elements that its own indices name, free axes flattened.
+
+    Raises NotModelled for an axis other than the default: no document says what it does.
+    """
+    if axis != 0:
+        raise NotModelled(f"nki.language.gather_flattened(axis={axis})")
+    picks = indices if indices.dtype == "uint32" else unary("copy", indices, "uint32")
+    dst = new(indices.shape, data.dtype)
+    isa.nc_n_gather(dst, data, picks)
+    return dst if dtype is None or dtype == data.dtype else unary("copy", dst, dtype)

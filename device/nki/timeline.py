@@ -13,7 +13,7 @@ from ..memory import Memory, View
 from ..timeline import Timeline
 from ..units import cycles_ps
 from .memory import KernelMemory
-from .trace import Entry, Issued, Met, Trace
+from .trace import Collected, Entry, Issued, Met, Trace
 
 
 class KernelEvent(NamedTuple):
@@ -35,12 +35,17 @@ class KernelTimeline(Timeline):
 
     def ready(self, engine: str, reads: Sequence[View], writes: Sequence[View]) -> int:
         """When `engine` is free and what it would read and write is ready and visible."""
-        number = ENGINES.index(engine)
-        time = max(self._free[number], self._floor)
+        return max(self._free[ENGINES.index(engine)], self.settled(reads, writes))
+
+    def settled(self, reads: Sequence[View], writes: Sequence[View]) -> int:
+        """When what somebody would read and write is ready and visible."""
+        time = self._floor
         for view in (*reads, *writes):
             if view.space == "hbm":
                 for near in self._extent(view).near:
-                    time = max(time, near.writes.done(view), near.reads.done(view))
+                    time = max(time, near.writes.done(view))
+                    if view in writes:
+                        time = max(time, near.reads.done(view))
                 continue
             clock = self._clocks.get(view.region) or self._new_clock(view.region)
             for near in clock.near:
@@ -54,15 +59,23 @@ class KernelTimeline(Timeline):
     ) -> None:
         """`engine` works from `start` to `end`, as agreed with others, on these regions."""
         number = ENGINES.index(engine)
-        self.count += 1
         self._busy[number] += end - start
         self._free[number] = max(self._free[number], end)
+        self._until(number, end, self.dma_semaphore_ps * (engine == "dma"), reads, writes)
+
+    def beside(self, stream: int, end: int, reads: Sequence[View], writes: Sequence[View]) -> None:
+        """A CC-core's stream, which is none of the engines, works on these regions until `end`."""
+        self._until(len(ENGINES) + stream, end, self.dma_semaphore_ps, reads, writes)
+
+    def _until(
+        self, number: int, end: int, semaphore: int, reads: Sequence[View], writes: Sequence[View]
+    ) -> None:
+        self.count += 1
         used = [self._clock_of(view) for view in reads if view.space != "hbm"]
         changed = [self._clock_of(view) for view in writes if view.space != "hbm"]
-        seen = end + self.dma_semaphore_ps if engine == "dma" else end
-        self._note(number, used, seen, changed, end, seen - end)
-        self._note_hbm(reads, writes, seen)
-        self._end = max(self._end, seen)
+        self._note(number, used, end + semaphore, changed, end, semaphore)
+        self._note_hbm(reads, writes, end + semaphore)
+        self._end = max(self._end, end + semaphore)
 
     def take_dma(self, earliest: int, duration: int) -> tuple[int, int]:
         """(start, end) of `duration` of the DMA engines' idle time, from `earliest` on."""
@@ -86,6 +99,7 @@ class KernelCore(Core):
         self.timeline: KernelTimeline = KernelTimeline.of(chip)  # type: ignore[assignment]
         self.events: list[KernelEvent] = []
         self.trace = Trace()
+        self.streams: dict[int, int] = {}  # of CC-cores, until when each works
         self.sbuf.moment = self.psum.moment = lambda: len(self.trace.entries)
         self._timed = self._blocks = 0
         self.stated = False  # whether the next instruction's engine is named by the kernel
@@ -203,6 +217,38 @@ class KernelCore(Core):
         timeline.hold(met.engine, start, end, met.reads, met.writes)
         self._note(met, met.engine, met.opcode, start, end, met.name)
         return start, end
+
+    def come(self, entry: Collected, core: int, cores: int) -> int:
+        """When core `core` of `cores` comes to a collective: its operands are ready and the
+        CC-core streams of its channels free."""
+        free = [self.streams.get(stream, 0) for stream in self._streams(entry, core, cores)]
+        return max(self.timeline.settled(entry.reads, entry.writes), *free) + entry.delay
+
+    def land(
+        self, entry: Collected, arrival: int, ends: Sequence[int], core: int, cores: int
+    ) -> None:
+        """A collective to which the rank came at `arrival` ends on its channels."""
+        opcode = "".join(word.capitalize() for word in entry.request.name.split("_"))
+        streams = self._streams(entry, core, cores)
+        for index, (stream, end) in enumerate(zip(streams, ends, strict=True)):
+            reads, writes = entry.reads_by_channel[index], entry.writes_by_channel[index]
+            self.streams[stream] = end
+            self.timeline.beside(stream, end, reads, writes)
+            self._timed += 1
+            nbytes = sum(view.nbytes for view in reads)
+            queue = f"channel {entry.request.channels[index]}"
+            self.events.append(
+                KernelEvent(
+                    "collective", opcode, arrival, end, queue, entry.line, entry.name, nbytes, 0
+                )
+            )
+
+    def _streams(self, entry: Collected, core: int, cores: int) -> list[int]:
+        """Streams of an entry's channels: of all of the logical core's, or of the core's own."""
+        each = self.chip.cc_streams_per_core
+        if entry.request.core is None:
+            return [channel % (each * cores) for channel in entry.request.channels]
+        return [core * each + channel % each for channel in entry.request.channels]
 
     def _note(
         self,

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from ..isa.base import Instruction
 from ..memory import View
+from .interconnect import Request
 
 
 class Issued(NamedTuple):
@@ -38,7 +39,31 @@ class Met(NamedTuple):
     name: str
 
 
-Entry = Issued | Met
+class Collected(NamedTuple):
+    """A collective that the rank takes part in as `request`: `delay` ps after its operands are
+    ready, and if the rank is alone for `alone` ps; of each channel, what it reads and writes."""
+
+    request: Request
+    reads_by_channel: tuple[tuple[View, ...], ...]
+    writes_by_channel: tuple[tuple[View, ...], ...]
+    delay: int
+    alone: int
+    line: str
+    name: str
+    sends: tuple[int, ...] = ()
+
+    @property
+    def reads(self) -> tuple[View, ...]:
+        """Of all channels."""
+        return tuple(view for views in self.reads_by_channel for view in views)
+
+    @property
+    def writes(self) -> tuple[View, ...]:
+        """Of all channels."""
+        return tuple(view for views in self.writes_by_channel for view in views)
+
+
+Entry = Issued | Met | Collected
 
 
 @dataclass
@@ -46,7 +71,7 @@ class Trace:
     """One core's. `after` has pairs of places: the second starts when the first has ended.
 
     `folded` counts zeros of PSUM that a matmul overwrote at once: they take no instruction.
-    `whole` is False if the core also did what no entry says (collectives).
+    `whole` is False if the core also did what no entry says.
     """
 
     entries: list[Entry] = field(default_factory=list)

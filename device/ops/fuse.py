@@ -7,12 +7,14 @@ else waits for are then pulled into it. What is not the device's (collectives, c
 back as it is, and the kernels that feed it take no further work.
 """
 
+import math
 from collections.abc import Collection, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from .. import arithmetic
+from ..dtypes import is_float
 from . import lower
 from .group import Group, Node, Space, is_splat, reducer, space_of
 from .ir import Block, Operation, TensorType
@@ -143,6 +145,7 @@ class Item:
     users: set[int] = field(default_factory=set)
     constants: dict[int, np.ndarray] = field(default_factory=dict)
     strided: tuple[Strided, ...] = ()
+    epilogue: Node | None = None
 
 
 class Fuser:
@@ -287,6 +290,8 @@ class Fuser:
             self.sizes[node.results[0]] = size
         elif node.name == "transpose" and node.results[0] in self._only_matmuls:
             self.lazies[node.results[0]] = node
+        elif node.name == "add" and self._into_matmul(node):
+            pass
         elif self.space(node) is not None:
             self._rowwise(node)
         elif node.name == "dot_general" and lower.on_tensor_engine(node):
@@ -372,6 +377,45 @@ class Fuser:
         )
         place = self._put(node, [o.value for o in operands], node.results)
         self.items[place].strided = operands
+
+    def _into_matmul(self, node: Node) -> bool:
+        """Adds to the result of a matmul as it leaves, if nobody else reads that result."""
+        for value, other in (node.operands, node.operands[::-1]):
+            place = self.home.get(value, -1)
+            item = self.items[place] if place >= 0 else None
+            if item is None or not item.strided or item.epilogue or self.uses[value] > 1:
+                continue
+            assert isinstance(item.content, Node)
+            source = self._addend(node, other, item.content)
+            if source is None or self.home.get(source, -1) >= place or source == value:
+                continue
+            i = node.operands.index(other)
+            operands, kinds = list(node.operands), list(node.operand_types)
+            operands[i], kinds[i] = source, self.types[source]
+            item.epilogue = replace(node, operands=tuple(operands), operand_types=tuple(kinds))
+            del self.home[value]
+            self.home[node.results[0]] = place
+            self._wire(place, [source])
+            return True
+        return False
+
+    def _addend(self, add: Node, value: int, dot: Node) -> int | None:
+        """The value in memory that holds an addend of a matmul: all of it, or one row; or None."""
+        kinds = {add.result_types[0].dtype, dot.result_types[0].dtype}
+        if dot.operation.attributes["lhs_batch"] or len(kinds) > 1 or not is_float(*kinds):
+            return None
+        lazy = self.lazies.get(value)
+        if lazy is None:
+            return value
+        columns = math.prod(add.result_types[0].shape) // max(1, self._rows(dot))
+        source = lazy.operands[0] if _is_row(lazy, columns) else None
+        return None if source in self.lazies else source
+
+    @staticmethod
+    def _rows(dot: Node) -> int:
+        """Rows of a dot_general's result: the free elements of its left operand."""
+        left, gone = dot.operand_types[0].shape, dot.operation.attributes["lhs_contracting"]
+        return math.prod(extent for d, extent in enumerate(left) if d not in gone)
 
     def _strided(self, value: int, kind: TensorType) -> Strided:
         """The operand as a strided view of what is in memory, through transposes and reshapes."""
@@ -485,7 +529,11 @@ class Fuser:
             if isinstance(item.content, Operation):
                 made.append(item.content)
             elif isinstance(item.content, Node):
-                made.append(lower.kernel(item.content, item.constants, item.strided, self.types))
+                made.append(
+                    lower.kernel(
+                        item.content, item.constants, item.strided, self.types, item.epilogue
+                    )
+                )
             elif item.content is not None:
                 kernel = self._rowwise_kernel(item.content, place, wanted, readers)
                 made.extend(kernel)
@@ -503,6 +551,17 @@ class Fuser:
             return []
         types = {v: self.types[v] for v in group.extent}
         return [rowwise_kernel(group, tuple(sorted(outputs)), types)]
+
+
+def _is_row(node: Node, columns: int) -> bool:
+    """Whether a broadcast repeats one dense row of `columns` elements."""
+    if node.name != "broadcast_in_dim" or node.operand_types[0].size != columns:
+        return False
+    source, result = node.operand_types[0].shape, node.result_types[0].shape
+    pairs = zip(source, node.operation.attributes["dimensions"], strict=True)
+    kept = [(extent, d) for extent, d in pairs if extent > 1]
+    inner = [(extent, d) for d, extent in enumerate(result) if extent > 1][-len(kept) :]
+    return bool(kept) and kept == inner
 
 
 def _as_constant(node: Node, scalar: np.ndarray) -> Node:

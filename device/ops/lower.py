@@ -24,10 +24,12 @@ def kernel(
     constants: Mapping[int, np.ndarray],
     strided: tuple[Strided, ...],
     types: Sequence[TensorType],
+    epilogue: Node | None = None,
 ) -> Kernel:
-    """The kernel of one operator; a host fallback where the device has no instructions for it."""
+    """The kernel of one operator (of a matmul also with its epilogue); a host fallback where the
+    device has no instructions for it."""
     if strided:
-        return matmul_kernel(node, strided)
+        return matmul_kernel(node, strided, epilogue)
     fields = single_fields(node, constants, types)
     if node.name in ATTENTION:
         return check(AttentionKernel(**fields))

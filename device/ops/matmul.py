@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -51,7 +51,10 @@ def blas_ready(x: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MatmulKernel(Kernel):
-    """result[b, m, n] = sum over k of left[b, m, k] * right[b, n, k]; float32 accumulation."""
+    """result[b, m, n] = sum over k of left[b, m, k] * right[b, n, k]; float32 accumulation.
+
+    With `addend` (batch 1) also plus that value: [m, n], or [n] for every row (`addend_row`).
+    """
 
     left: Operand
     right: Operand
@@ -59,6 +62,8 @@ class MatmulKernel(Kernel):
     m: int
     n: int
     k: int
+    addend: int | None = None
+    addend_row: bool = False
 
     @property
     def result(self) -> int:
@@ -108,6 +113,12 @@ class MatmulKernel(Kernel):
             span = self._span([(b, batch), (f, free), (k, slice(0, self.k))])
             old = spans.get(operand.value, span)
             spans[operand.value] = min(old[0], span[0]), max(old[1], span[1])
+        if self.addend is not None:
+            span = (
+                (columns.start, columns.stop) if self.addend_row else self.writes(part)[self.result]
+            )
+            old = spans.get(self.addend, span)
+            spans[self.addend] = min(old[0], span[0]), max(old[1], span[1])
         return spans
 
     def writes(self, part: Part) -> dict[int, tuple[int, int]]:
@@ -128,7 +139,15 @@ class MatmulKernel(Kernel):
         left = self.left.matrix(arrays[self.left.value])[batch, rows]
         right = self.right.matrix(arrays[self.right.value])[batch, columns].swapaxes(1, 2)
         with np.errstate(all="ignore"):
-            self._product(left, right, out)
+            if self.addend is None:
+                self._product(left, right, out)
+                return
+            product = np.empty(out.shape, np.float32)
+            self._product(left, right, product)
+            wide = (1, 1 if self.addend_row else self.m, self.n)
+            chosen = arrays[self.addend].reshape(wide)[:, slice(None) if self.addend_row else rows]
+            added = arithmetic.convert(chosen[:, :, columns], product.dtype)
+            out[...] = arithmetic.convert(product + added, out.dtype)
 
     def _product(self, left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
         kinds = [arithmetic.compute_dtype(a.dtype) for a in (left, right)]
@@ -172,7 +191,8 @@ class MatmulKernel(Kernel):
         sides = tuple(
             (number[o.value], o.batch, o.free, o.contract) for o in (self.left, self.right)
         )
-        return (*sides, self.batch, self.m, self.n, self.k)
+        added = None if self.addend is None else number[self.addend]
+        return (*sides, self.batch, self.m, self.n, self.k, added, self.addend_row)
 
 
 def _operand(source: Strided, batch: tuple[int, ...], contract: tuple[int, ...]) -> Operand:
@@ -184,8 +204,10 @@ def _operand(source: Strided, batch: tuple[int, ...], contract: tuple[int, ...])
     return Operand(source.value, axes(batch), axes(free), axes(contract))
 
 
-def matmul_kernel(node: Node, operands: tuple[Strided, ...]) -> MatmulKernel:
-    """The kernel of a dot_general on strided operands.
+def matmul_kernel(
+    node: Node, operands: tuple[Strided, ...], epilogue: Node | None = None
+) -> MatmulKernel:
+    """The kernel of a dot_general on strided operands, and of the addition that follows it.
 
     Contracted axes are taken from the slowest to the fastest of left, so that they merge.
     """
@@ -199,12 +221,13 @@ def matmul_kernel(node: Node, operands: tuple[Strided, ...]) -> MatmulKernel:
         o.value: TensorType((_source_size(o),), d)
         for o, d in zip((left, right), dtypes, strict=True)
     }
-    return MatmulKernel(
+    last = epilogue or node
+    kernel = MatmulKernel(
         name="dot_general",
         operations=(node.operation,),
         inputs=tuple(dict.fromkeys((left.value, right.value))),
-        outputs=node.results,
-        types=types | {node.results[0]: node.result_types[0]},
+        outputs=last.results,
+        types=types | {last.results[0]: last.result_types[0]},
         location=node.operation.location,
         left=left,
         right=right,
@@ -212,6 +235,22 @@ def matmul_kernel(node: Node, operands: tuple[Strided, ...]) -> MatmulKernel:
         m=_points(left.free),
         n=_points(right.free),
         k=_points(left.contract),
+    )
+    return kernel if epilogue is None else _with_addend(kernel, node, epilogue)
+
+
+def _with_addend(kernel: MatmulKernel, dot: Node, epilogue: Node) -> MatmulKernel:
+    """The kernel with what `epilogue` (an add) adds to the result of `dot`."""
+    place = 1 - epilogue.operands.index(dot.results[0])
+    value, kind = epilogue.operands[place], epilogue.operand_types[place]
+    return replace(
+        kernel,
+        name="dot_general+add",
+        operations=(dot.operation, epilogue.operation),
+        inputs=tuple(dict.fromkeys((*kernel.inputs, value))),
+        types={value: kind, **kernel.types},
+        addend=value,
+        addend_row=kind.size < kernel.m * kernel.n,
     )
 
 

@@ -3,9 +3,10 @@
 Blocks of right's columns are the outer loop, tiles of 128 of left's rows the inner one. left's tile
 is stationary with K on partitions, right's block moves, sums collect in PSUM and leave through
 Vector and Scalar in turn. An operand whose K axis is the contiguous one in HBM is loaded with its
-other axis on partitions and transposed by the tensor engine, 128 x 128 at a time. If all of K does
-not fit beside the tiles, K is cut into blocks, and the blocks of right are loaded for every group
-of row tiles.
+other axis on partitions and transposed by the tensor engine, 128 x 128 at a time; the transposes of
+left's next row tile stand between the matmuls of this one. If all of K does not fit beside the
+tiles, K is cut into blocks, and the blocks of right are loaded for every group of row tiles. What
+is to be added to the result is added as the sums leave.
 """
 
 from collections.abc import Hashable, Iterator
@@ -16,7 +17,7 @@ from ..isa.base import Instruction
 from ..isa.dma import DmaCopy
 from ..isa.scalar import Activation
 from ..isa.tensor import Matmul, Transpose
-from ..isa.vector import Copy
+from ..isa.vector import Copy, TensorTensor
 from ..memory import Tensor, View
 from . import matmul_batched
 from .axes import copies, runs
@@ -27,8 +28,14 @@ from .nest import Context, Loop, itemsize, once, tiles
 RIGHT_BYTES = 36_000
 LEFT_BYTES = 20_000
 WIDE_RIGHT_BYTES = 66_000
-WIDE_ROWS = 1024
-SET_BYTES = 174_000
+WIDE_ROWS = 512
+SET_BYTES = 178_200
+RAW_STEPS = 8
+"""Steps of K for which the rows of an operand are loaded at once to be transposed."""
+
+RAW_TILES = {"left": 4, "right": 2}
+"""Such loads under way: a DMA takes longer to come than two transposes of four steps."""
+
 BLOCK_COLUMNS = 2048
 
 
@@ -43,6 +50,7 @@ class Tiling:
     group: int
     k: int
     out: str
+    addend: int  # bytes of an element of the addend
 
     @staticmethod
     def of(kernel: MatmulKernel) -> "Tiling":
@@ -67,7 +75,8 @@ class Tiling:
             fitting = LEFT_BYTES // (group * PE * size), RIGHT_BYTES // (columns * size)
             depth = max(1, min(steps, *fitting))
         out = kernel.types[kernel.result].dtype
-        tiling = Tiling(left, right, columns, depth, group, kernel.k, out)
+        addend = 0 if kernel.addend is None else itemsize(kernel.types[kernel.addend].dtype)
+        tiling = Tiling(left, right, columns, depth, group, kernel.k, out, addend)
         while tiling.partition_bytes > SET_BYTES and tiling.depth > 1 and depth < steps:
             tiling = replace(tiling, depth=tiling.depth - 1)
         return tiling
@@ -83,12 +92,18 @@ class Tiling:
         left, right = itemsize(self.left.compute), itemsize(self.right.compute)
         width = self.depth * PE
         one = self.group * width * left + self.depth * self.columns * right
-        one += self.columns * itemsize(self.out) * self.group
-        if not self.left.direct:
-            one += width * itemsize(self.left.raw)
-        if not self.right.direct:
-            one += width * itemsize(self.right.raw)
-        return 2 * one
+        one += self.columns * (itemsize(self.out) + self.addend) * self.group
+        raw = sum(
+            RAW_TILES[name] * itemsize(side.raw)
+            for name, side in (("left", self.left), ("right", self.right))
+            if not side.direct
+        )
+        return 2 * one + self.raw_width * raw
+
+    @property
+    def raw_width(self) -> int:
+        """Elements of a row that are loaded at once to be transposed."""
+        return min(self.depth, RAW_STEPS) * PE
 
 
 def nest(kernel: MatmulKernel, context: Context) -> Loop:
@@ -114,10 +129,11 @@ class _Lowering:
         t, c = self.tiling, self.context
         self.left = c.rotating((t.depth, t.group * PE), t.left.compute, "left")
         self.right = c.rotating((t.depth, t.columns), t.right.compute, "right")
+        self.interleaved = t.resident_right and t.group == 1 and not t.left.direct
         self.staged: list[Tensor] = []
         if not c.stays(self.kernel.result):
             self.staged = c.rotating((t.group, t.columns), t.out, "out")
-        width = t.depth * PE
+        width = t.raw_width
         gen2 = c.chip.generation < 3
         self.raw: dict[str, list[Tensor]] = {}
         self.turned: dict[str, list[Tensor]] = {}
@@ -125,10 +141,15 @@ class _Lowering:
             if side.direct:
                 continue
             if name == "right" or self._left_held() is None:
-                self.raw[name] = c.rotating(width, side.raw, f"{name} rows")
+                names = [f"{name} rows {i}" for i in range(RAW_TILES[name])]
+                self.raw[name] = [c.tile(width, side.raw, n) for n in names]
             kind = "f32" if gen2 else side.raw
             self.turned[name] = [c.bank(BANK, kind, f"{name} turned") for _ in range(2)]
         self.banks = [c.bank(BANK, "f32", "sum") for _ in range(4)]
+        self.added: list[Tensor] = []
+        if self.kernel.addend is not None:
+            dtype = self.kernel.types[self.kernel.addend].dtype
+            self.added = c.rotating((t.group, t.columns), dtype, "addend")
 
     def _left_held(self) -> Tensor | None:
         value = self.kernel.left.value
@@ -150,7 +171,64 @@ class _Lowering:
         turn = b * len(self.blocks) + j
         if self.tiling.resident_right:
             yield from self._load_right(b, j, 0, turn)
-        yield Loop(len(self.groups), lambda g: self._group(b, j, g, turn), self._alike_rows)
+        if self.kernel.addend is not None and self.kernel.addend_row:
+            start, width = self.blocks[j]
+            view = self.context.hbm(self.kernel.addend, (PE, width), (0, 1), start)
+            yield DmaCopy(self.added[turn % 2][:, 0, :width], view)
+        if self.interleaved:
+            yield Loop(len(self.groups), lambda g: self._beside(b, j, g, turn), self._alike_beside)
+        else:
+            yield Loop(len(self.groups), lambda g: self._group(b, j, g, turn), self._alike_rows)
+
+    def _alike_beside(self, g: int) -> Hashable:
+        last = len(self.groups) - 1
+        return g == 0, g == last, self._alike_rows(g), self._alike_rows(min(g + 1, last))
+
+    def _beside(self, b: int, j: int, g: int, turn: int) -> Iterator[Instruction | Loop]:
+        """A row tile's matmuls, and between them the transposes of the next one."""
+        count = turn * len(self.groups) + g
+        if turn == b * len(self.blocks) and g == 0:
+            for step in self._left_steps(b, 0, count):
+                yield from step
+        yield from self._load_addend(j, g, count)
+        follows = g + 1 < len(self.groups) or j + 1 < len(self.blocks)
+        ahead = list(self._left_steps(b, (g + 1) % len(self.groups), count + 1)) if follows else []
+        work = list(self._products(j, g, turn, count))
+        share = -(-len(work) // max(1, len(ahead)))
+        for i, step in enumerate(ahead):
+            yield from step
+            yield from work[i * share : (i + 1) * share]
+        yield from work[share * len(ahead) :]
+        yield from self._leave(b, j, g, count)
+
+    def _products(self, j: int, g: int, turn: int, count: int) -> Iterator[Instruction]:
+        """The matmuls of one row tile with a block of right, and how their sums leave."""
+        rows = self.groups[g][1]
+        for n, (at, width) in enumerate(tiles(0, self.blocks[j][1], BANK)):
+            bank = self._bank(count, 0, n)[:rows, :width]
+            left, right = self.left[count % 2], self.right[turn % 2]
+            yield from self._chain(bank, left, right, 0, rows, at, width, 0)
+            yield self._evacuate(bank, count, j, g, 0, n, at, width)
+
+    def _left_steps(self, b: int, g: int, count: int) -> Iterator[list[Instruction]]:
+        """A row tile of left as it comes: loads, and four steps of K transposed at a time."""
+        (at, rows), depth, tile = self.groups[g], self.depths[0][1], self.left[count % 2]
+        side, held = self.tiling.left, self._left_held()
+        cuts = [(0, depth)] if held is not None else tiles(0, depth, self.tiling.raw_width)
+        for c, (first, some) in enumerate(cuts):
+            loads: list[Instruction] = []
+            if held is not None:
+                raw = held[:rows, self._flat_tile(count, g, 0), first : first + some]
+            else:
+                turn = (count * len(cuts) + c) % RAW_TILES["left"]
+                raw, (_, free, contract) = self.raw["left"][turn][:rows, :some], side.operand.merged
+                base, value = self._offset(side, b), side.operand.value
+                loads += copies(self.context, value, raw, free, at, contract, first, base)
+            steps = tiles(0, some, PE)
+            for q in range(0, len(steps), 4):
+                four, place = steps[q : q + 4], (first // PE + q) // 4
+                yield loads + self._turn_four("left", raw, tile, four, place, 0, rows)
+                loads = []
 
     def _alike_rows(self, g: int) -> Hashable:
         """Rows, and the runs in which left has them: each is a DMA."""
@@ -160,6 +238,7 @@ class _Lowering:
 
     def _group(self, b: int, j: int, g: int, turn: int) -> Iterator[Instruction | Loop]:
         count = turn * len(self.groups) + g
+        yield from self._load_addend(j, g, count)
         yield Loop(
             len(self.depths),
             lambda d: self._depth(b, j, g, d, turn, count),
@@ -249,11 +328,25 @@ class _Lowering:
         b = count // (len(self.groups) * len(self.blocks))
         return b * per_batch + g * self.tiling.group + i
 
+    def _load_addend(self, j: int, g: int, count: int) -> Iterator[Instruction]:
+        """What is added to the rows of a group, if they differ."""
+        if self.kernel.addend is None or self.kernel.addend_row:
+            return
+        start, width = self.blocks[j]
+        for i, (row, rows) in enumerate(self._row_tiles(g)):
+            offset = row * self.kernel.n + start
+            view = self.context.hbm(self.kernel.addend, (rows, width), (self.kernel.n, 1), offset)
+            yield DmaCopy(self.added[count % 2][:rows, i, :width], view)
+
     def _evacuate(
         self, bank: View, count: int, j: int, g: int, i: int, n: int, at: int, width: int
     ) -> Instruction:
         rows = bank.shape[0]
         dst = self._place(count, j, g, i)[:rows, at : at + width]
+        if self.added:
+            turn, tile = (count // len(self.groups), 0) if self.kernel.addend_row else (count, i)
+            added = self.added[turn % 2][:rows, tile, at : at + width]
+            return TensorTensor(dst, bank, added, "add")
         return Copy(dst, bank) if n % 2 == 0 else Activation(dst, bank, "copy")
 
     # ---- operands ----
@@ -329,26 +422,40 @@ class _Lowering:
         i: int,
         g: int,
     ) -> Iterator[Instruction | Loop]:
-        """128 rows loaded with K along them, transposed four steps at a time into `tile`."""
+        """128 rows with K along them, transposed into `tile` as they are loaded, or from where
+        they are held."""
         at, rows = piece
         first, depth = self.depths[d]
         held = self._left_held() if name == "left" else None
         if held is not None:
             t = self._flat_tile(index // len(self.depths), g, i)
             raw = held[:rows, t, first : first + depth]
-        else:
+            yield self._turn_steps(name, raw, tile, 0, at - start)
+            return
+        cuts = tiles(0, depth, self.tiling.raw_width)
+        turn = (index * max(1, -(-self._widest(name) // PE)) + i) * len(cuts)
+
+        def cut(c: int) -> Iterator[Instruction | Loop]:
+            from_k, count = cuts[c]
             _, free, contract = side.operand.merged
-            turn = (index * max(1, -(-self._widest(name) // PE)) + i) % 2
-            raw = self.raw[name][turn][:rows, :depth]
-            base = self._offset(side, b)
-            value = side.operand.value
-            yield from copies(self.context, value, raw, free, at, contract, first, base)
+            raw = self.raw[name][(turn + c) % RAW_TILES[name]][:rows, :count]
+            base, value = self._offset(side, b), side.operand.value
+            yield from copies(self.context, value, raw, free, at, contract, first + from_k, base)
+            yield self._turn_steps(name, raw, tile, from_k // PE, at - start)
+
+        if len(cuts) == 1:
+            yield from cut(0)
+        else:
+            yield Loop(len(cuts), cut, lambda c: cuts[c][1])
+
+    def _turn_steps(self, name: str, raw: View, tile: Tensor, step: int, position: int) -> Loop:
+        """raw[row, k] to tile[k, step on, position + row], four steps at a time."""
+        rows, depth = raw.shape
         steps = tiles(0, depth, PE)
         fours = [steps[k : k + 4] for k in range(0, len(steps), 4)]
-        position = at - start
-        yield Loop(
+        return Loop(
             len(fours),
-            lambda q: self._turn_four(name, raw, tile, fours[q], q, position, rows),
+            lambda q: self._turn_four(name, raw, tile, fours[q], step // 4 + q, position, rows),
             lambda q: (len(fours[q]), fours[q][-1][1]),
             steady=6,
         )

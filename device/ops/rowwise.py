@@ -35,17 +35,25 @@ _DIRECT: dict[str, np.ufunc] = {
 
 def choose_columns(n: int, shape: Sequence[int]) -> int:
     """Free extent for `n` points without structure, of an array of `shape`: rows for all
-    partitions, long runs, and whole trailing axes where possible (as matmuls lay rows out)."""
+    partitions, long runs, and whole trailing axes where possible (as matmuls lay rows out).
+
+    Rows that are short lie side by side where enough are left for all partitions."""
     if n <= 512:
         return n
     trailing = sorted(c for c in pt.cuts(shape) if n // c >= 128 and 32 <= c <= 8192)
     long = [c for c in trailing if c >= LONG_ROW]
     if trailing:
-        return long[0] if long else trailing[-1]
+        return long[0] if long else _side_by_side(n, trailing[-1])
     best = max((c for c in _divisors(n) if c <= 2048 and n // c >= 128), default=1)
     if best >= 16:
         return best
     return n // max(c for c in _divisors(n) if c <= 128)
+
+
+def _side_by_side(n: int, row: int) -> int:
+    """Whole rows of `row` elements that make a long one, while there are 128 of these."""
+    fitting = [k for k in _divisors(n // row) if n // (row * k) >= 128]
+    return row * next((k for k in fitting if row * k >= LONG_ROW), fitting[-1])
 
 
 def _divisors(n: int) -> list[int]:

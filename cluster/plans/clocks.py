@@ -1,0 +1,242 @@
+"""The time plane of a training program: all stages' clocks, advanced until every task is done.
+
+Stages only wait for each other's messages, so they are advanced in any order. Ranks of a stage that
+nothing tells apart share one clock (`places.classes_of`); what tells them apart is the prices of
+their exchanges and sends, the pace of their chips, and jitter.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from trnsim.device.errors import BadInput, CollectiveMismatch
+
+from ..clocks import Event
+from .accounts import Account
+from .places import Array, Classes, classes_of
+from .prices import ExchangePrice, Prices, SendPrice
+from .program import Exchange, Send, StageProgram, TrainingProgram
+from .stage_clock import Message, Shared, StageClock
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """How ranks are not alike.
+
+    slow: (rank, factor of 1 or more by which its compute takes longer). jitter: in every task, the
+    compute of every rank takes longer by a fraction drawn evenly from 0 to this, by `seed`.
+    imbalance: the coefficient of variation of the load of experts, by `seed`, on kernels that skip
+    empty slots; None: experts compute all their slots, so that their load does not matter.
+    """
+
+    slow: tuple[tuple[int, float], ...] = ()
+    jitter: float = 0.0
+    imbalance: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.jitter < 0:
+            raise BadInput("jitter", self.jitter, "a fraction of 0 or more, such as 0.05")
+        if self.seed < 0:
+            raise BadInput("seed", self.seed, "a whole number, 0 or more")
+        for rank, factor in self.slow:
+            if factor < 1:
+                raise BadInput(f"slowness of rank {rank}", factor, "a factor of 1 or more", 1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """Times of a step in ps. ends: int64[stages, classes]; accounts by stage.
+
+    exchanges, sends: by the names that accounts have for them.
+    """
+
+    classes: Classes
+    ends: Array
+    accounts: tuple[Account, ...]
+    exchanges: dict[str, ExchangePrice]
+    sends: dict[str, SendPrice]
+    events: list[Event] = field(default_factory=list)
+
+    @property
+    def duration(self) -> int:
+        """From the start to the end of the last rank."""
+        return int(self.ends.max())
+
+    def mean(self, amounts: Sequence[Array | int]) -> float:
+        """The average over all ranks of an amount that each stage has for its classes."""
+        sizes = self.classes.sizes
+        sums = [
+            float((np.broadcast_to(np.asarray(amount), sizes.shape) * sizes).sum())
+            for amount in amounts
+        ]
+        return sum(sums) / (len(sums) * float(sizes.sum()))
+
+
+class Paces:
+    """By how much compute of each rank takes longer: `of(stage, task)` float[1 or classes]."""
+
+    def __init__(self, prices: Prices, conditions: Conditions) -> None:
+        self.places, self.conditions = prices.places, conditions
+        self.classes: Classes | None = None
+        self.base: list[Array | None] = [None] * self.places.stages
+        for rank, factor in conditions.slow:
+            if not 0 <= rank < self.places.mesh.size:
+                raise BadInput("rank", rank, f"0 to {self.places.mesh.size - 1}")
+            stage, place = np.argwhere(self.places.ranks == rank)[0]
+            if self.base[stage] is None:
+                self.base[stage] = np.ones(self.places.count)
+            pace = self.base[stage]
+            assert pace is not None
+            pace[place] = max(pace[place], factor)
+
+    @property
+    def varies(self) -> bool:
+        """Whether every rank and task has its own."""
+        return self.conditions.jitter > 0
+
+    def of(self, stage: int, task: int) -> Array | None:
+        """float[1 or classes], or None for 1; the same object for an equal pace."""
+        if self.varies:
+            random = np.random.default_rng([self.conditions.seed, stage, task])
+            jitter = 1.0 + self.conditions.jitter * random.random(self.places.count)
+            base = self.base[stage]
+            return jitter if base is None else jitter * base
+        return self._of_classes[stage]
+
+    def fold(self, classes: Classes) -> None:
+        """Sets the classes that `of` answers for."""
+        self._of_classes = [None if b is None else b[classes.first] for b in self.base]
+
+
+def advance(
+    program: TrainingProgram,
+    prices: Prices,
+    conditions: Conditions | None = None,
+    traced: bool = False,
+    used: Sequence[float] = (),
+) -> Timeline:
+    """Virtual time of one step. `traced`: events of the first place of every stage. used: by place
+    on ep, the part of its experts' slots that a rank computes.
+
+    Raises CollectiveMismatch for stages that wait for each other in a cycle, or for a message that
+    nobody sends or receives.
+    """
+    paces = Paces(prices, conditions or Conditions())
+    work = _of_places(prices, used)
+    classes = _classes(program, prices, paces, work)
+    paces.fold(classes)
+    mail: dict[Message, deque[Array]] = {}
+    shared = Shared()
+
+    def post(message: Message, arrival: Array) -> None:
+        mail.setdefault(message, deque()).append(arrival)
+
+    clocks = [
+        StageClock(
+            stage, prices, classes, post, shared, paces.of, paces.varies,
+            int(prices.places.ranks[stage.stage, 0]) if traced else None,
+            None if work is None else work[classes.first],
+        )
+        for stage in program.stages
+    ]  # fmt: skip
+    _drive(clocks, mail)
+    ends = np.stack([clock.now for clock in clocks])
+    events = [event for clock in clocks for event in clock.events]
+    exchanges = {name: price for clock in clocks for name, price in clock.exchanges.items()}
+    sends = {name: price for clock in clocks for name, price in clock.sends.items()}
+    accounts = tuple(clock.account() for clock in clocks)
+    return Timeline(classes, ends, accounts, exchanges, sends, events)
+
+
+def _drive(clocks: Sequence[StageClock], mail: dict[Message, deque[Array]]) -> None:
+    """Runs every stage until it waits, again and again, until all have ended."""
+    runs = [clock.run() for clock in clocks]
+    waits: dict[int, Message | None] = dict.fromkeys(range(len(clocks)))
+    moved = True
+    while waits and moved:
+        moved = False
+        for number in list(waits):
+            before = waits[number]
+            if before is not None and not mail.get(before):
+                continue
+            moved = True
+            try:
+                message = (
+                    next(runs[number])
+                    if before is None
+                    else runs[number].send(mail[before].popleft())
+                )
+                while mail.get(message):
+                    message = runs[number].send(mail[message].popleft())
+                waits[number] = message
+            except StopIteration:
+                del waits[number]
+    if waits:
+        raise CollectiveMismatch(_cycle(clocks, waits))
+    left = [message for message, arrivals in mail.items() if arrivals]
+    if left:
+        channel, microbatch, source, target = left[0]
+        raise CollectiveMismatch(
+            f"stage {target} never receives {channel} of microbatch {microbatch},"
+            f" which stage {source} sends"
+        )
+
+
+def _cycle(clocks: Sequence[StageClock], waits: dict[int, Message | None]) -> str:
+    """The waits of stages that end in each other, or in a stage that has ended."""
+    by_stage = {clock.program.stage: number for number, clock in enumerate(clocks)}
+    number, path, story = next(iter(waits)), [], []
+    while number in waits and number not in path:
+        path.append(number)
+        message, at = waits[number], clocks[number].at
+        assert message is not None and at is not None
+        channel, microbatch, source, target = message
+        story.append(
+            f"stage {target} in {at.kind} waits for {channel} of microbatch {microbatch}"
+            f" from stage {source}"
+        )
+        number = by_stage.get(source, -1)
+    if number in path:
+        return "stages wait in a cycle: " + "; ".join(story[path.index(number) :])
+    return f"{story[-1]}, which has ended without sending it"
+
+
+def _of_places(prices: Prices, used: Sequence[float]) -> Array | None:
+    """float[places] of what is given by place on ep, or None."""
+    if not used:
+        return None
+    mesh = prices.places.mesh
+    if "ep" not in mesh.names:
+        return np.full(prices.places.count, used[0])
+    index = prices.places.ranks[0] // mesh.strides()["ep"] % mesh.degree("ep")
+    return np.asarray(used)[index]
+
+
+def _classes(program: TrainingProgram, prices: Prices, paces: Paces, work: Array | None) -> Classes:
+    """Places that nothing tells apart."""
+    count = prices.places.count
+    if paces.varies:
+        everyone = np.arange(count)
+        return Classes(everyone, everyone)
+    values: list[Array] = [base for base in (*paces.base, work) if base is not None]
+    tables: dict[tuple[tuple[str, ...], int], Array] = {}
+    partners: list[Array] = []
+    for stage in program.stages:
+        for step in _transfers(stage):
+            if isinstance(step, Send):
+                price = prices.send(stage.stage, step.stage, stage.values[step.read.name].type)
+                values += [price.port, price.arrival]
+            elif (met := prices.exchange(stage, step)) is not None:
+                values.append(met.ends)
+                if met.partners is None:
+                    tables[met.axes, met.span] = met.groups
+                else:
+                    partners += list(met.partners)
+    return classes_of(count, values, list(tables.values()), partners)
+
+
+def _transfers(stage: StageProgram) -> list[Exchange | Send]:
+    return [step for step in stage.walk() if isinstance(step, Exchange | Send)]

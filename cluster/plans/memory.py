@@ -1,0 +1,244 @@
+"""HBM that a rank of each stage needs: values followed through the tasks, from write to free.
+
+Parameters, optimizer states, batches and coordinates are there throughout. Everything else lives
+from its first write until it is freed, or to the end of the step. While a segment runs, it holds
+its compiled kernels' temporaries and constants besides.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+from trnsim.device.chip import Chip
+
+from ..machine import Machine
+from .program import Exchange, Free, Layers, Receive, Ref, Run, StageProgram, Step, Task
+from .segment import Segment
+
+USES = {
+    "parameter": "parameters",
+    "gradient": "gradients",
+    "optimizer": "optimizer",
+    "activation": "activations",
+    "buffer": "buffers",
+    "batch": "batch",
+    "coordinate": "batch",
+}
+"""Role of a value -> the line of the breakdown that it counts in."""
+ALWAYS = ("parameter", "optimizer", "batch", "coordinate")
+
+Name = tuple[str, int | None, int | None]
+"""A value of a rank but for its microbatch: (name, layer, chunk)."""
+Names = frozenset[Name]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """HBM of a rank of a stage at its peak: bytes by use, and in which task that is."""
+
+    stage: int
+    uses: dict[str, int]
+    at: str
+
+    @property
+    def total(self) -> int:
+        """Bytes at the peak."""
+        return sum(self.uses.values())
+
+    @property
+    def largest(self) -> list[tuple[str, int]]:
+        """The uses, the largest first."""
+        return sorted(self.uses.items(), key=lambda item: -item[1])
+
+
+@dataclass(frozen=True, slots=True)
+class _Effect:
+    """What a task does to the values of all microbatches (`common`) and of its own (`mine`).
+
+    peak: bytes by use of both, with workspace, where that is largest.
+    """
+
+    peak: Counter[str]
+    common: Names
+    mine: Names
+
+
+def memory(stage: StageProgram, machine: Machine) -> Memory:
+    """The peak of a rank of one stage, runtime included."""
+    return _Walk(stage, machine).peak()
+
+
+class _Place(NamedTuple):
+    """A reference of a step, looked up: which names it stands for, and what one of them takes."""
+
+    name: str
+    shift: int | None  # None: not layered
+    chunked: bool
+    own: bool  # of the task's microbatch
+    use: str
+    nbytes: int
+
+
+class _Change(NamedTuple):
+    """What a step writes or frees, and the bytes that it needs while it runs."""
+
+    frees: bool
+    places: tuple[_Place, ...]
+    workspace: int
+
+
+class _Walk:
+    """Values that are live, task by task."""
+
+    def __init__(self, stage: StageProgram, machine: Machine) -> None:
+        self.stage, self.machine = stage, machine
+        self.microbatches = len({task.microbatch for task in stage.tasks} - {-1})
+        self.changes: dict[int, _Change] = {}
+        self.effects: dict[tuple[int, Names, Names], _Effect] = {}
+        self.sizes: dict[Names, Counter[str]] = {}
+        self.common: Names = frozenset(self._always())
+        self.micro: dict[int, Names] = {}
+
+    def peak(self) -> Memory:
+        """Walks through the step. The first of equal peaks counts."""
+        live, most, at = self._uses(self.common), Counter[str](), ""
+        for task in self.stage.tasks:
+            effect = self._effect(task)
+            mine = self.micro.get(task.microbatch, frozenset())
+            others = live - self._uses(self.common) - self._uses(mine)
+            here = others + effect.peak
+            if here.total() > most.total():
+                most, at = here, _describe(task)
+            self.common, self.micro[task.microbatch] = effect.common, effect.mine
+            live = others + self._uses(effect.common) + self._uses(effect.mine)
+        chip = self.machine.chip
+        most["runtime"] = chip.hbm_microcode_bytes * self.machine.lnc
+        return Memory(self.stage.stage, dict(most), at)
+
+    def _effect(self, task: Task) -> _Effect:
+        mine = self.micro.get(task.microbatch, frozenset())
+        key = (id(task.body), self.common, mine)
+        if key not in self.effects:
+            self.effects[key] = self._new_effect(task, set(self.common), set(mine))
+        return self.effects[key]
+
+    def _new_effect(self, task: Task, common: set[Name], mine: set[Name]) -> _Effect:
+        live = self._uses(frozenset(common)) + self._uses(frozenset(mine))
+        most, total = Counter(live), live.total()
+        top = total
+        for step, layer in steps_of(task.body):
+            change = self._change(step)
+            for place in change.places:
+                of_layer = None if place.shift is None or layer is None else layer + place.shift
+                name = place.name, of_layer, task.chunk if place.chunked else None
+                names = mine if place.own else common
+                if (name in names) is not change.frees:
+                    continue
+                if change.frees:
+                    names.remove(name)
+                else:
+                    names.add(name)
+                nbytes = -place.nbytes if change.frees else place.nbytes
+                live[place.use] += nbytes
+                total += nbytes
+            if not change.frees and total + change.workspace > top:
+                top = total + change.workspace
+                most = Counter(live)
+                most["workspace"] = change.workspace
+        return _Effect(most, frozenset(common), frozenset(mine))
+
+    def _change(self, step: Step) -> _Change:
+        if id(step) not in self.changes:
+            frees = isinstance(step, Free)
+            refs = self._ending(step) if frees else _written(step)
+            extra = workspace(step.segment, self.machine) if isinstance(step, Run) else 0
+            self.changes[id(step)] = _Change(frees, tuple(map(self._place, refs)), extra)
+        return self.changes[id(step)]
+
+    def _place(self, ref: Ref) -> _Place:
+        value = self.stage.values[ref.name]
+        return _Place(
+            ref.name,
+            ref.shift if value.layered else None,
+            value.micro and not value.layered,
+            value.micro and value.role not in ALWAYS,
+            USES[value.role],
+            self._nbytes((ref.name, None, None)),
+        )
+
+    def _ending(self, step: Free) -> list[Ref]:
+        return [ref for ref in step.values if self.stage.values[ref.name].role not in ALWAYS]
+
+    def _name(self, ref: Ref, layer: int | None, chunk: int) -> Name:
+        value = self.stage.values[ref.name]
+        of_layer = layer + ref.shift if value.layered and layer is not None else None
+        return ref.name, of_layer, chunk if value.micro and not value.layered else None
+
+    def _use(self, name: Name) -> str:
+        return USES[self.stage.values[name[0]].role]
+
+    def _nbytes(self, name: Name) -> int:
+        value = self.stage.values[name[0]]
+        count = self.microbatches if value.micro and value.role in ALWAYS else 1
+        return value.type.nbytes * count
+
+    def _uses(self, names: Names) -> Counter[str]:
+        if names not in self.sizes:
+            found: Counter[str] = Counter()
+            for name in names:
+                found[self._use(name)] += self._nbytes(name)
+            self.sizes[names] = found
+        return self.sizes[names]
+
+    def _always(self) -> Iterator[Name]:
+        """Values that are there throughout: those that some step uses."""
+        seen: set[tuple[int, int]] = set()
+        for task in self.stage.tasks:
+            if (id(task.body), task.chunk) not in seen:
+                seen.add((id(task.body), task.chunk))
+                for step, layer in steps_of(task.body):
+                    for ref in (*_read(step), *_written(step)):
+                        if self.stage.values[ref.name].role in ALWAYS:
+                            yield self._name(ref, layer, task.chunk)
+
+
+def workspace(segment: Segment, machine: Machine) -> int:
+    """Bytes of temporaries and constants of a segment beside its arguments and results."""
+    return _workspace(segment, machine.chip, machine.lnc)
+
+
+@cache
+def _workspace(segment: Segment, chip: Chip, lnc: int) -> int:
+    program = segment.program(chip, lnc)
+    own = {*program.arguments, *program.results}
+    held = sum(program.buffers[v].type.nbytes for v in own if v in program.buffers)
+    return max(0, program.arena_bytes - held)
+
+
+def steps_of(body: tuple[Step, ...], layer: int | None = None) -> Iterator[tuple[Step, int | None]]:
+    """Every step of a body in order, with its layer; loops are run through."""
+    for step in body:
+        if isinstance(step, Layers):
+            for number in step.layers:
+                yield from steps_of(step.body, number)
+        else:
+            yield step, layer
+
+
+def _written(step: Step) -> tuple[Ref, ...]:
+    match step:
+        case Run() | Exchange():
+            return step.writes
+        case Receive():
+            return (step.write,)
+    return ()
+
+
+def _read(step: Step) -> tuple[Ref, ...]:
+    return step.reads if isinstance(step, Run | Exchange) else ()
+
+
+def _describe(task: Task) -> str:
+    return task.kind if task.microbatch < 0 else f"{task.kind} of microbatch {task.microbatch}"

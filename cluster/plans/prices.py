@@ -1,0 +1,397 @@
+"""What the steps of a training program cost on a machine: segments, exchanges, sends.
+
+Exchanges and sends are priced on the real placement, all groups of all stages that do the same at
+once. Groups that fill equal sets of equal nodes are priced on one set, and groups that do the same
+on every node on two nodes (`collectives.twins`): the fabric between nodes is one switch that does
+not block. Both are exact, and neither is done where links have failed or are slow. Buffers are
+padded to equal chunks. Sends of different pairs of stages are taken not to share links.
+
+Prices leave out when ranks arrive; `clocks` adds that.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from trnsim.collectives import choose
+from trnsim.collectives.price import Priced, Pricer
+from trnsim.collectives.resources import resources_of
+from trnsim.collectives.schedule import POINT_TO_POINT, Collective, Schedule
+from trnsim.collectives.twins import twins
+from trnsim.device.errors import BadInput
+from trnsim.device.ops.ir import Operation, TensorType
+from trnsim.device.units import PS_PER_S
+
+from .. import cheapest
+from ..calls import check_algorithm, describe
+from ..collective import Site, site_of
+from ..conditions import with_failures, with_rates
+from ..instances import Instance
+from ..machine import Machine
+from .folds import Fold, folded, unfolded
+from .places import Array, Places
+from .program import Exchange, Run, StageProgram, TrainingProgram
+from .segment import Segment
+
+
+class Demand(NamedTuple):
+    """Fractions of what a rank has that something takes while it runs, each 0 to 1."""
+
+    dma: float = 0.0
+    hbm: float = 0.0
+    links: float = 0.0  # the busiest link inside a node
+    network: float = 0.0  # the busiest link between nodes
+
+
+@cache
+def excess(one: Demand, other: Demand) -> float:
+    """By how much both together ask for more than there is of the scarcest."""
+    return max(0.0, max(a + b for a, b in zip(one, other, strict=True)) - 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class RunPrice:
+    """One run of a segment on a rank alone; `limited_by` is its busiest engine."""
+
+    duration: int
+    demand: Demand
+    flops: int
+    hbm_bytes: int
+    limited_by: str
+
+
+@dataclass(frozen=True, eq=False)
+class ExchangePrice:
+    """One exchange in one stage.
+
+    ends: int64[1 or places] ps after the last arrival. groups: int64[groups, members] places that
+    wait for each other. partners: where only pairs wait for each other, the source and target of
+    each place (itself for none), int64[2, places].
+    """
+
+    collective: Collective
+    algorithm: str
+    reason: str
+    ends: Array
+    groups: Array
+    partners: Array | None
+    demand: Demand
+    limited_by: str
+    axes: tuple[str, ...]
+    span: int = 0
+
+    @property
+    def members(self) -> int:
+        """Ranks of a group."""
+        return self.groups.shape[1]
+
+    @property
+    def group(self) -> str:
+        """The axes that a group is over: `dp x cp`, or `2 neighbours on tp`."""
+        axes = " x ".join(self.axes)
+        return f"{self.span} neighbours on {axes}" if self.span else axes
+
+    def name(self, label: str) -> str:
+        """`gradients: all_reduce of 1024 B over dp`: equal for exchanges that do the same."""
+        return f"{label}: {self.collective.kind} of {self.collective.nbytes} B over {self.group}"
+
+
+@dataclass(frozen=True, eq=False)
+class SendPrice:
+    """A send to another stage: int64[1 or places] ps that the sender's port is taken, and until the
+    receiver has the data."""
+
+    port: Array
+    arrival: Array
+    nbytes: int
+
+    def name(self, channel: str) -> str:
+        """`forward: send of 1024 B`: equal for all chunks that a channel is numbered by."""
+        return f"{channel.rstrip('0123456789 ')}: send of {self.nbytes} B"
+
+
+@dataclass(frozen=True, eq=False)
+class _Priced:
+    """A collective in all groups of a table: int64[rows, members] ends."""
+
+    ends: Array
+    algorithm: str
+    reason: str
+    demand: Demand
+    limited_by: str
+
+
+class Prices:
+    """Prices on a machine, for one training program.
+
+    `algorithm` as for `calls.Calls`. failed, degraded: links and nodes of the fabric, as
+    `conditions` takes them.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        program: TrainingProgram,
+        algorithm: str = "policy",
+        failed: Sequence[str] = (),
+        degraded: tuple[tuple[str, int], ...] = (),
+    ) -> None:
+        check_algorithm(algorithm)
+        self.machine, self.algorithm = machine, algorithm
+        self.failed, self.degraded = tuple(failed), tuple(degraded)
+        self.places = Places(machine.placement.mesh)
+        self.slots = np.asarray(machine.placement.slots, np.int64)
+        self._stages = _stages_of_exchanges(program)
+        self._runs: dict[Segment, RunPrice] = {}
+        self._groups: dict[tuple[tuple[str, ...], int], Array] = {}
+        self._exchanges: dict[tuple, ExchangePrice] = {}
+        self._priced: dict[tuple, _Priced] = {}
+        self._sends: dict[tuple, SendPrice] = {}
+        self._folds: dict[tuple, Fold] = {}
+
+    def run(self, segment: Segment) -> RunPrice:
+        """A segment on one rank of this machine."""
+        if segment not in self._runs:
+            self._runs[segment] = _run_price(segment, self.machine)
+        return self._runs[segment]
+
+    def compile(self, stage: StageProgram) -> None:
+        """Compiles the segments of a stage; otherwise `run` does it when it meets one."""
+        for step in stage.walk():
+            if isinstance(step, Run):
+                self.run(step.segment)
+
+    def exchange(self, stage: StageProgram, step: Exchange) -> ExchangePrice | None:
+        """An exchange as `stage` does it; None where its groups are of one rank."""
+        if step.span == 1 or all(self.places.mesh.degree(axis) == 1 for axis in step.axes):
+            return None
+        operand, result = types_of(stage, step)
+        key = _kind(operand, result, step)
+        stages = self._stages[key]
+        if (key, stage.stage) not in self._exchanges:
+            groups = self.groups(step)
+            collective = describe(step.operation, operand, result, groups.shape[1])
+            priced = self._price(collective, stages, groups, (step.axes, step.span))
+            rows = priced.ends.reshape(len(stages), *groups.shape)[stages.index(stage.stage)]
+            ends = np.empty(groups.size, np.int64)
+            ends[groups] = rows
+            self._exchanges[key, stage.stage] = ExchangePrice(
+                collective, priced.algorithm, priced.reason, _short(ends), groups,
+                _partners(collective, groups), priced.demand, priced.limited_by, step.axes,
+                step.span,
+            )  # fmt: skip
+        return self._exchanges[key, stage.stage]
+
+    def groups(self, step: Exchange) -> Array:
+        """int64[groups, members] places of a stage that an exchange is among."""
+        key = (step.axes, step.span)
+        if key not in self._groups:
+            groups = self.places.groups(step.axes)
+            self._groups[key] = groups.reshape(-1, step.span) if step.span else groups
+        return self._groups[key]
+
+    def send(self, source: int, target: int, kind: TensorType) -> SendPrice:
+        """A value from every place of a stage to the same place of another, all at once."""
+        for stage in (source, target):
+            if not 0 <= stage < self.places.stages:
+                raise BadInput("stage", stage, f"0 to {self.places.stages - 1}")
+        key = (source, target, kind)
+        if key not in self._sends:
+            table = self.places.ranks[[source, target]].T
+            pair = Collective("permute", 2, counts=kind.size, dtype=kind.dtype, pairs=((0, 1),))
+            ends = self._price_in(pair, table, ("send", source, target)).ends
+            self._sends[key] = SendPrice(_short(ends[:, 0]), _short(ends[:, 1]), kind.nbytes)
+        return self._sends[key]
+
+    def _price(
+        self, collective: Collective, stages: tuple[int, ...], groups: Array, name: tuple
+    ) -> _Priced:
+        key = (collective, stages, name)
+        if key not in self._priced:
+            ranks = self.places.ranks[list(stages)][:, groups]
+            self._priced[key] = self._price_in(collective, ranks, (stages, name))
+        return self._priced[key]
+
+    def _price_in(self, collective: Collective, ranks: Array, name: tuple) -> _Priced:
+        """A collective in groups of ranks, which are always the same for a name."""
+        where, changed = self.machine.placement, (self.failed, self.degraded)
+        if name not in self._folds:
+            table = self.slots[ranks].reshape(-1, collective.ranks)
+            per_node = where.instance.logical_cores(where.lnc)
+            fold = unfolded(table, where.nodes) if any(changed) else None
+            self._folds[name] = fold or folded(table, per_node, where.nodes)
+        fold = self._folds[name]
+        ground = _Ground(where.instance, fold.nodes, where.lnc, *changed)
+        priced = _price_rows(collective, ground, fold, self.algorithm)
+        return replace(priced, ends=fold.expand(priced.ends))
+
+
+def types_of(stage: StageProgram, step: Exchange) -> tuple[TensorType, TensorType]:
+    """What a rank gives and gets: of several values, one flat array padded for the group."""
+    reads = [stage.values[ref.name].type for ref in step.reads]
+    writes = [stage.values[ref.name].type for ref in step.writes]
+    return _joined(reads), _joined(writes)
+
+
+def _joined(types: Sequence[TensorType]) -> TensorType:
+    if len(types) == 1:
+        return types[0]
+    return TensorType((sum(t.size for t in types),), types[0].dtype)
+
+
+def _kind(operand: TensorType, result: TensorType, step: Exchange) -> tuple:
+    """Equal for exchanges that do the same."""
+    operation: Operation = step.operation
+    attributes = tuple(sorted((k, repr(v)) for k, v in operation.attributes.items()))
+    return operation.name, attributes, operand, result, step.axes, step.span, step.label
+
+
+def _stages_of_exchanges(program: TrainingProgram) -> dict[tuple, tuple[int, ...]]:
+    """The stages that do each kind of exchange: they are priced together."""
+    found: dict[tuple, list[int]] = {}
+    for stage in program.stages:
+        seen: set[int] = set()
+        for step in stage.walk():
+            if isinstance(step, Exchange) and id(step) not in seen:
+                seen.add(id(step))
+                stages = found.setdefault(_kind(*types_of(stage, step), step), [])
+                if stage.stage not in stages:
+                    stages.append(stage.stage)
+    return {key: tuple(stages) for key, stages in found.items()}
+
+
+def _short(values: Array) -> Array:
+    """One number where all are equal."""
+    same = values.size > 1 and bool((values == values.flat[0]).all())
+    return values.reshape(-1)[:1].copy() if same else values
+
+
+def _partners(collective: Collective, groups: Array) -> Array | None:
+    if collective.kind not in POINT_TO_POINT:
+        return None
+    partners = np.tile(np.arange(groups.size), (2, 1))
+    for source, target in collective.pairs:
+        partners[0, groups[:, target]] = groups[:, source]
+        partners[1, groups[:, source]] = groups[:, target]
+    return partners
+
+
+class _Ground(NamedTuple):
+    """A fabric by what it is made of."""
+
+    instance: Instance
+    nodes: int
+    lnc: int
+    failed: tuple[str, ...] = ()
+    degraded: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def per_node(self) -> int:
+        """Logical cores of a node."""
+        return self.instance.logical_cores(self.lnc)
+
+    def places(self, cores: Array) -> tuple[Array, Array]:
+        """(logical core in the node, node) of logical cores."""
+        node, place = np.divmod(cores, self.per_node)
+        return place, node
+
+    def cores_of(self, node: Array, place: Array) -> Array:
+        """The logical cores at these places of nodes."""
+        return node * self.per_node + place
+
+
+@cache
+def _site(ground: _Ground) -> Site:
+    site = site_of(ground.instance, nodes=ground.nodes, lnc=ground.lnc)
+    if not (ground.failed or ground.degraded):
+        return site
+    fabric = with_rates(with_failures(site.fabric, ground.failed), dict(ground.degraded))
+    return Site(
+        site.title, fabric, site.overheads, site.nodes, site.lnc, site.instance, site.chip,
+        policy=site.policy,
+    )  # fmt: skip
+
+
+@cache
+def _price_rows(collective: Collective, ground: _Ground, fold: Fold, algorithm: str) -> _Priced:
+    """Price in the groups of a folded table; plans of a study share these."""
+    site, table = _site(ground), fold.rows
+    name = cheapest.algorithm_for(algorithm, collective.kind)
+
+    def duration(plan: choose.Plan) -> int:
+        return _priced_as(plan, collective, ground, table)[1].duration_ps
+
+    plan = cheapest.plan(collective, table, site.fabric, name, duration, site.policy)
+    ends, priced, demand = _priced_as(plan, collective, ground, table)
+    choice = plan.choice
+    return _Priced(ends, choice.algorithm, choice.reason, demand, priced.limited_by)
+
+
+def _priced_as(
+    plan: choose.Plan, collective: Collective, ground: _Ground, table: Array
+) -> tuple[Array, Priced, Demand]:
+    """(ends of the table's members, price, demand) by a schedule; equal nodes are two of them."""
+    schedule = plan.schedule
+    even = _even(collective, schedule)
+    places, nodes = ground.places(table)
+    small = None
+    if ground.nodes > 2 and not (ground.failed or ground.degraded):
+        small = twins(schedule, even, nodes, places)
+    like: Array | slice = slice(None)
+    if small is not None:
+        ground, like, schedule = ground._replace(nodes=2), small.like, small.schedule
+        pair = np.unique(nodes[0, small.members], return_inverse=True)[1]
+        table = ground.cores_of(pair, places[:, small.members])
+    site = _site(ground)
+    pricer = Pricer(schedule, site.fabric, table, of=collective.ranks)
+    priced = pricer.price(even, overheads=site.overheads)
+    return priced.end[:, like], priced, _demand(site, priced.load, table, priced.duration_ps)
+
+
+def _even(collective: Collective, schedule: Schedule) -> Collective:
+    """With equal chunks: buffers are padded to whole elements of every chunk."""
+    if collective.kind in POINT_TO_POINT or not isinstance(collective.counts, int):
+        return collective
+    return replace(collective, counts=-(-collective.counts // schedule.parts) * schedule.parts)
+
+
+def _demand(site: Site, load: Array, table: Array, duration: int) -> Demand:
+    """What the busiest rank of a collective takes: bytes through its DMA engines, its stack, links.
+
+    The DMA engines of a rank move what leaves it; the stack carries every touch.
+    """
+    if not duration or site.chip is None or site.lnc is None:
+        return Demand()
+    fabric, memory = site.fabric, site.overheads.memory
+    seconds = duration / PS_PER_S
+    members = table.reshape(-1)
+    out = load[fabric.dma_out[members]].max(initial=0)
+    dma = float(out) / (seconds * site.chip.dma_bytes_per_s * site.lnc)
+    stack = 0.0
+    if memory is not None:
+        stacks = resources_of(fabric, memory, site.overheads.reduce_fraction).stack(members)
+        stack = float(load[stacks].max(initial=0)) / (seconds * site.chip.stack_bytes_per_s)
+    used = load[: fabric.wires] / (fabric.rate[: fabric.wires] * seconds)
+    server = fabric.server
+    ends = server[fabric.source[: fabric.wires]], server[fabric.target[: fabric.wires]]
+    between = (ends[0] != ends[1]) | (ends[0] < 0)
+    inside = float(used[~between].max(initial=0.0))
+    return Demand(
+        min(1.0, dma), min(1.0, stack), min(1.0, inside),
+        min(1.0, float(used[between].max(initial=0.0))),
+    )  # fmt: skip
+
+
+def _run_price(segment: Segment, machine: Machine) -> RunPrice:
+    chip, lnc = machine.chip, machine.lnc
+    time = segment.time(chip, lnc)
+    duration = max(time.duration, 1)
+    dma = max((t for (_, engine), t in time.busy.items() if engine == "dma"), default=0)
+    rate = machine.placement.logical_core.hbm_bytes_per_s
+    hbm = time.hbm_bytes * PS_PER_S / (duration * rate)
+    busiest = max(time.busy.items(), key=lambda item: item[1], default=((0, "nothing"), 0))
+    demand = Demand(min(1.0, dma / duration), min(1.0, hbm))
+    return RunPrice(time.duration, demand, time.flops, time.hbm_bytes, busiest[0][1])

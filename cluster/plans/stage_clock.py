@@ -1,0 +1,524 @@
+"""The clock of one pipeline stage: when its ranks do what their tasks say.
+
+State: when compute is free on each class of places, and the exchanges in flight. A step depends on
+it only through differences of times, so that
+
+- what a stretch of steps does from one state, it does from every state shifted in time: it is
+  worked out once (`_Effect`) for each state relative to its beginning;
+- a loop over layers whose state repeats with one shift per connected set of ranks repeats it for
+  all layers that are left.
+
+Both are exact. Neither is used for ranks that are traced.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..clocks import Event
+from .accounts import Account, Late
+from .experts import EXPERT
+from .flights import Flight, InFlight, Keys, Meeting, ValueKey
+from .places import Array, Classes, connected
+from .prices import ExchangePrice, Prices, RunPrice, SendPrice
+from .program import Exchange, Layers, Receive, Ref, Run, Send, StageProgram, Step, Task
+from .segment import Segment
+
+Message = tuple[str, int, int, int]
+"""(channel, microbatch, source stage, target stage)."""
+Stretch = tuple[Step, ...]
+Part = tuple[Stretch | Send | Receive, int | None]
+"""A step to another stage, or steps between two of them, and the layer that they stand in."""
+Pace = Callable[[int, int], Array | None]
+"""(stage, task index) -> float[1 or classes] by which compute takes longer; None for 1."""
+Traced = dict[int, int]
+"""Stage -> the rank at its first place, whose events are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Where a step stands: its task and layer, and the first layer of its chunk."""
+
+    kind: str
+    microbatch: int
+    chunk: int
+    origin: int
+    layer: int | None = None
+
+    def at(self, layer: int) -> "Context":
+        """The same task, at a layer."""
+        return Context(self.kind, self.microbatch, self.chunk, self.origin, layer)
+
+
+@dataclass(eq=False, slots=True)
+class _Effect:
+    """What a stretch does from one relative state: times are relative to its beginning."""
+
+    now: Array
+    flights: tuple[Flight, ...]
+    account: Account
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _State:
+    """Compute and flights after an iteration of a loop over layers."""
+
+    layer: int
+    now: Array
+    flights: tuple[Flight, ...]
+
+
+class Shared:
+    """What stages that do the same have in common: meetings, and effects of stretches."""
+
+    def __init__(self) -> None:
+        self.meetings: dict[tuple, Meeting] = {}
+        self.effects: dict[tuple, _Effect] = {}
+        self._shapes: dict[tuple, int] = {}
+
+    def meeting(self, step: Exchange, price: ExchangePrice, classes: Classes) -> Meeting:
+        """The meeting of an exchange: the same for all stages that have the same price."""
+        name = price.name(step.label)
+        key = (name, step.stream, price.ends.tobytes(), price.demand, id(price.groups))
+        if key not in self.meetings:
+            self.meetings[key] = Meeting.of(name, price, step.stream, classes)
+        return self.meetings[key]
+
+    def shape(self, content: tuple) -> int:
+        """A number for what steps do; equal for equal content."""
+        return self._shapes.setdefault(content, len(self._shapes))
+
+
+class StageClock:
+    """Clocks of the ranks of a stage, in ps from the start of the step.
+
+    `post(message, arrival)` takes what is sent. With `varies`, `pace` differs from task to task.
+    work: float[classes], the part of their slots that experts compute.
+    """
+
+    def __init__(
+        self,
+        program: StageProgram,
+        prices: Prices,
+        classes: Classes,
+        post: Callable[[Message, Array], None],
+        shared: Shared,
+        pace: Pace = lambda *_: None,
+        varies: bool = False,
+        traced: int | None = None,
+        work: Array | None = None,
+    ) -> None:
+        self.work = work
+        self.program, self.prices, self.classes = program, prices, classes
+        self.post, self.pace, self.shared = post, pace, shared
+        self.once, self.repeats = traced is None and not varies, traced is None
+        self.traced = traced
+        self.now = np.zeros(classes.count, np.int64)
+        self.port = self.now
+        self.flights = InFlight()
+        self.events: list[Event] = []
+        self.exchanges: dict[str, ExchangePrice] = {}
+        self.sends: dict[str, SendPrice] = {}
+        self.at: Task | None = None
+        self._account = Account()
+        self._uses_of: Counter[_Effect] = Counter()
+        self._shapes: dict[tuple[int, int], int] = {}
+        self._cuts: dict[int, list[Part]] = {}
+        self._meetings: dict[int, Meeting | None] = {}
+        self._durations: dict[Segment, tuple[RunPrice, Array | int]] = {}
+        self._components: dict[tuple[int, ...], Array] = {}
+        self._factor: Array | None = None
+
+    def run(self) -> Generator[Message, Array, None]:
+        """Runs all tasks; yields a message that it waits for, and is sent its arrival."""
+        for index, task in enumerate(self.program.tasks):
+            self.at = task
+            self._set_pace(self.pace(self.program.stage, index))
+            origin = self.program.layers[task.chunk].start
+            context = Context(task.kind, task.microbatch, task.chunk, origin)
+            for part, layer in self._parts(task.body):
+                here = context if layer is None else context.at(layer)
+                match part:
+                    case Receive():
+                        self._receive(part, (yield self._message(part, context)))
+                    case Send():
+                        self._send(part, here)
+                    case _:
+                        self._stretch(part, here)
+        self.at = None
+        for flight in list(self.flights):
+            self._wait(flight)
+
+    def account(self) -> Account:
+        """Where the time of all tasks went."""
+        whole = Account()
+        whole.merge(self._account)
+        for effect, uses in self._uses_of.items():
+            whole.merge(effect.account, uses)
+        return whole
+
+    def _set_pace(self, factor: Array | None) -> None:
+        if factor is not self._factor:
+            self._factor = factor
+            self._durations.clear()
+
+    def _parts(self, body: Stretch) -> list[Part]:
+        """The body cut at its sends and receives."""
+        if id(body) not in self._cuts:
+            self._cuts[id(body)] = list(_cut(body, None))
+        return self._cuts[id(body)]
+
+    # Sends and receives
+
+    def _message(self, step: Receive, context: Context) -> Message:
+        return step.channel, context.microbatch, step.stage, self.program.stage
+
+    def _receive(self, step: Receive, arrival: Array) -> None:
+        waited = np.maximum(arrival - self.now, 0)
+        self._account.add(("wait", step.channel), waited)
+        self._trace("compute", f"wait for {step.channel}", self.now, waited)
+        self.now = self.now + waited
+        self._land()
+
+    def _send(self, step: Send, context: Context) -> None:
+        stage = self.program.stage
+        price = self.prices.send(stage, step.stage, self.program.values[step.read.name].type)
+        begin = np.maximum(self._ready((self._key(step.read, context),)), self.port)
+        self.port = begin + self._of_class(price.port)
+        name = price.name(step.channel)
+        self.sends[name] = price
+        self._account.add(("total", name), self._of_class(price.arrival))
+        self._account.add(("count", name), 1)
+        self._trace("send", step.channel, begin, self.port - begin)
+        message = (step.channel, context.microbatch, stage, step.stage)
+        self.post(message, begin + self._of_class(price.arrival))
+
+    def _of_class(self, values: Array) -> Array:
+        return values if values.size == 1 else values[self.classes.first]
+
+    # Stretches of other steps
+
+    def _stretch(self, steps: Stretch, context: Context) -> None:
+        if not self.once:
+            self._block(steps, context)
+            return
+        layer = None if context.layer is None else context.layer - context.origin
+        pace = None if self._factor is None else self.program.stage
+        shape = self._shape(steps, context.origin)
+        state = (shape, context.kind, layer, pace, self._relative(context))
+        effect = self.shared.effects.get(state)
+        if effect is None:
+            effect = self.shared.effects[state] = self._effect(steps, context)
+        else:
+            start, self.now = self.now, self.now + effect.now
+            self.flights = InFlight([_moved(f, start, 0, context, sign=1) for f in effect.flights])
+        self._uses_of[effect] += 1
+
+    def _shape(self, steps: Stretch, origin: int) -> int:
+        """A number for what steps do, layers counted from `origin`."""
+        key = (id(steps), origin)
+        if key not in self._shapes:
+            content = tuple(self._content(step, origin) for step in steps)
+            self._shapes[key] = self.shared.shape(content)
+        return self._shapes[key]
+
+    def _content(self, step: Step, origin: int) -> tuple:
+        match step:
+            case Run():
+                return (id(step.segment), *self._named(step), step.again)
+            case Exchange():
+                return (id(self._meeting(step)), *self._named(step))
+            case Layers():
+                numbers = (step.layers.start - origin, step.layers.step, len(step.layers))
+                return (*numbers, self._shape(step.body, origin))
+        return ()
+
+    def _named(self, step: Run | Exchange) -> tuple:
+        """The values of a step and how they are declared."""
+        values = self.program.values
+        return tuple(
+            tuple((r, values[r.name].layered, values[r.name].micro) for r in refs)
+            for refs in (step.reads, step.writes)
+        )
+
+    def _effect(self, steps: Stretch, context: Context) -> _Effect:
+        """Does the steps once, and keeps what they did."""
+        outer, self._account = self._account, Account()
+        start = self.now
+        self._block(steps, context)
+        mine, self._account = self._account, outer
+        flights = tuple(_moved(f, -start, 0, context, sign=-1) for f in self.flights)
+        return _Effect(self.now - start, flights, mine)
+
+    def _relative(self, context: Context) -> tuple:
+        """The flights in times and microbatches from here."""
+        return tuple(
+            (
+                id(f.meeting),
+                np.maximum(f.begin - self.now, 0).tobytes(),
+                np.maximum(f.end - self.now, 0).tobytes(),
+                _keys(f.reads, context, -1),
+                _keys(f.writes, context, -1),
+            )
+            for f in self.flights
+        )
+
+    def _block(self, steps: Sequence[Step], context: Context) -> None:
+        for step in steps:
+            match step:
+                case Run():
+                    self._run(step, context)
+                case Exchange():
+                    self._exchange(step, context)
+                case Layers():
+                    self._layers(step, context)
+
+    def _layers(self, loop: Layers, context: Context) -> None:
+        numbers, before = loop.layers, None
+        for done, layer in enumerate(numbers, start=1):
+            outer, self._account = self._account, Account()
+            self._block(loop.body, context.at(layer))
+            mine, self._account = self._account, outer
+            self._account.merge(mine)
+            after = _State(layer, self.now, tuple(map(copy, self.flights)))
+            left = len(numbers) - done
+            if self.repeats and left and before and self._same(before, after, loop):
+                self._account.merge(mine, left)
+                shift = (after.now - before.now) * left
+                self.now = after.now + shift
+                moved = left * numbers.step
+                flights = [_moved(f, shift, moved, context, sign=0) for f in after.flights]
+                self.flights = InFlight(flights)
+                return
+            before = after
+
+    def _same(self, before: _State, after: _State, loop: Layers) -> bool:
+        """Whether all times of each connected set of ranks moved by one shift."""
+        shift = after.now - before.now
+        if shift.size > 1 and (shift != shift[self._component(loop)]).any():
+            return False
+        if len(before.flights) != len(after.flights):
+            return False
+        layers = after.layer - before.layer
+        return all(
+            a.meeting is b.meeting
+            and _layered(a.reads, layers) == b.reads
+            and _layered(a.writes, layers) == b.writes
+            and _shifted(a.begin, b.begin, before.now, after.now).all()
+            and _shifted(a.end, b.end, before.now, after.now).all()
+            for a, b in zip(before.flights, after.flights, strict=True)
+        )
+
+    def _component(self, loop: Layers) -> Array:
+        """int64[classes]: which of them the loop, and what is in flight, connect."""
+        meetings = {self._meeting(s) for s in loop.body if isinstance(s, Exchange)}
+        meetings |= {flight.meeting for flight in self.flights}
+        tables = {id(m.rows): m.rows for m in meetings if m is not None}
+        key = tuple(sorted(tables))
+        if key not in self._components:
+            self._components[key] = connected(self.classes.count, tables.values())
+        return self._components[key]
+
+    # Runs
+
+    def _run(self, step: Run, context: Context) -> None:
+        price, duration = self._duration(step.segment)
+        taken = duration
+        if self.flights.some:
+            for flight in self.flights.before(*self._uses(step, context)):
+                self._wait(flight)
+            for flight in self.flights.overlapping(self.now, duration):
+                delay = flight.delay(self.now, duration, price.demand)
+                if delay is not None:
+                    self._slow(flight, delay)
+                    taken = taken + delay
+        start, self.now = self.now, self.now + taken
+        self._account.add(("run", "recompute" if step.again else context.kind), taken)
+        self._account.runs[price] += 1
+        if self.traced is not None:
+            layer = "" if context.layer is None else f" of layer {context.layer}"
+            self._trace("compute", step.segment.name + layer, start, self.now - start)
+        self._land()
+
+    def _duration(self, segment: Segment) -> tuple[RunPrice, Array | int]:
+        if segment not in self._durations:
+            price = self.prices.run(segment)
+            duration: Array | int = price.duration
+            factor = self._factor
+            if self.work is not None and segment.name.startswith(EXPERT):
+                factor = self.work if factor is None else self.work * factor
+            if factor is not None:
+                duration = np.ceil(price.duration * factor).astype(np.int64)
+            self._durations[segment] = (price, duration)
+        return self._durations[segment]
+
+    # Exchanges
+
+    def _exchange(self, step: Exchange, context: Context) -> None:
+        meeting = self._meeting(step)
+        if meeting is None:
+            self._alias(step, context)
+            return
+        reads, writes = self._uses(step, context)
+        ready = self._ready(reads, writes, step.stream)
+        met = meeting.last(ready)
+        self._note_late(meeting, ready, met)
+        flight = Flight(meeting, met, met + meeting.ends, reads, writes)
+        self._beside(flight)
+        self.flights.add(flight)
+        self._account.add(("total", meeting.name), flight.end - ready)
+        self._account.add(("count", meeting.name), 1)
+        self._trace(f"stream {step.stream}", step.label, ready, flight.end - ready)
+
+    def _beside(self, flight: Flight) -> None:
+        """A new flight, and those that are under way, as they slow each other."""
+        demand, duration = flight.meeting.price.demand, flight.end - flight.begin
+        for other in self.flights.overlapping(flight.begin, duration):
+            if other.stream == flight.stream:
+                continue
+            delay = other.delay(flight.begin, duration, demand)
+            if delay is not None:
+                self._slow(other, delay)
+                flight.move(0, flight.meeting.last(delay))
+
+    def _slow(self, flight: Flight, delay: Array) -> None:
+        """Delays a flight that shares with something else."""
+        meeting = flight.meeting
+        self._account.add(("total", meeting.name), meeting.last(delay))
+        self._account.add(("shared", meeting.name), delay)
+        self.flights.delay(flight, delay)
+
+    def _note_late(self, meeting: Meeting, ready: Array, met: Array) -> None:
+        if ready.size > 1:
+            waits = met - ready
+            by = int(waits.max())
+            if by:
+                first = int(waits.argmax())
+                group = meeting.rows[meeting.row[first]]
+                late = int(group[ready[group].argmax()])
+                self._account.arrived(meeting.name, Late(by, late))
+
+    def _alias(self, step: Exchange, context: Context) -> None:
+        """An exchange among groups of one rank: results are ready when operands are."""
+        reads, writes = self._uses(step, context)
+        for flight in self.flights.before(reads, ()):
+            self.flights.alias(flight, writes)
+
+    def _meeting(self, step: Exchange) -> Meeting | None:
+        if id(step) not in self._meetings:
+            price = self.prices.exchange(self.program, step)
+            meeting = None
+            if price is not None:
+                meeting = self.shared.meeting(step, price, self.classes)
+                self.exchanges[meeting.name] = price
+            self._meetings[id(step)] = meeting
+        return self._meetings[id(step)]
+
+    def _ready(self, reads: Keys, writes: Keys = (), stream: int = -1) -> Array:
+        """When something that needs these values, and this stream, can begin."""
+        ready = self.now
+        for flight in self.flights.before(reads, writes, stream):
+            ready = np.maximum(ready, flight.end)
+        return ready
+
+    def _uses(self, step: Run | Exchange, context: Context) -> tuple[Keys, Keys]:
+        """(values that a step reads, values that it writes)."""
+        reads = tuple([self._key(ref, context) for ref in step.reads])
+        return reads, tuple([self._key(ref, context) for ref in step.writes])
+
+    def _wait(self, flight: Flight) -> None:
+        """Compute waits for a flight, and before it for those ahead of it in its stream."""
+        queue = self.flights.queues[flight.stream]
+        while flight in queue:
+            self._wait_once(queue[0])
+
+    def _wait_once(self, flight: Flight) -> None:
+        waited = np.maximum(flight.end - self.now, 0)
+        self._account.add(("exposed", flight.meeting.name), waited)
+        self._trace("compute", f"wait for {flight.meeting.name}", self.now, waited)
+        self.now = self.now + waited
+        self._land()
+
+    def _land(self) -> None:
+        self.flights.land(self.now)
+
+    def _key(self, ref: Ref, context: Context) -> ValueKey:
+        value = self.program.values[ref.name]
+        layer = None
+        if value.layered and context.layer is not None:
+            layer = context.layer + ref.shift
+        chunk = context.chunk if value.micro and not value.layered else None
+        return ref.name, layer, context.microbatch if value.micro else None, chunk
+
+    def _trace(self, track: str, name: str, start: Array, duration: Array | int) -> None:
+        if self.traced is not None:
+            lasting = int(np.asarray(duration).flat[0])
+            if lasting:
+                self.events.append(Event(self.traced, track, name, int(start.flat[0]), lasting))
+
+
+def _cut(body: Stretch, layer: int | None) -> Iterator[Part]:
+    """Loops with sends or receives are unrolled."""
+    open_part: list[Step] = []
+    for step in body:
+        talks = isinstance(step, Layers) and _talks(step.body)
+        if not talks and not isinstance(step, Send | Receive):
+            open_part.append(step)
+            continue
+        if open_part:
+            yield tuple(open_part), layer
+            open_part = []
+        if isinstance(step, Layers):
+            for number in step.layers:
+                yield from _cut(step.body, number)
+        else:
+            assert isinstance(step, Send | Receive)
+            yield step, layer
+    if open_part:
+        yield tuple(open_part), layer
+
+
+def _talks(body: Stretch) -> bool:
+    return any(
+        isinstance(step, Send | Receive) or (isinstance(step, Layers) and _talks(step.body))
+        for step in body
+    )
+
+
+def _shifted(before: Array, after: Array, start: Array, now: Array) -> Array:
+    """Whether a time of a flight moved with compute, or had passed both times; by class."""
+    passed = (before <= start) & (after <= now)
+    return passed | (after - before == now - start)
+
+
+def _moved(flight: Flight, by: Array, layers: int, context: Context, sign: int) -> Flight:
+    """The flight at other times, with keys of other layers, or relative to the task or back."""
+    reads, writes = flight.reads, flight.writes
+    if layers:
+        reads, writes = _layered(reads, layers), _layered(writes, layers)
+    if sign:
+        reads, writes = _keys(reads, context, sign), _keys(writes, context, sign)
+    return Flight(flight.meeting, flight.begin + by, flight.end + by, reads, writes)
+
+
+def _layered(keys: Keys, by: int) -> Keys:
+    return tuple(
+        (name, None if layer is None else layer + by, micro, chunk)
+        for name, layer, micro, chunk in keys
+    )
+
+
+def _keys(keys: Keys, context: Context, sign: int) -> Keys:
+    """Keys with microbatch, chunk and layer counted from those of the task (-1), or back (1)."""
+    return tuple(
+        (
+            name,
+            None if layer is None else layer + sign * context.origin,
+            None if micro is None else micro + sign * context.microbatch,
+            None if chunk is None else chunk + sign * context.chunk,
+        )
+        for name, layer, micro, chunk in keys
+    )
