@@ -27,6 +27,7 @@ bench: $(VENV)/installed-dev
 
 calibrate: $(VENV)/installed
 	$(BIN)/trnsim calibrate
+	$(BIN)/trnsim calibrate --steps
 
 # The package is installed as a user would install it, and again whenever a source file changes.
 SOURCES := pyproject.toml $(shell find device collectives cluster -name '*.py' -o -name '*.toml' -o -name '*.csv')
