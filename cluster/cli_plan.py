@@ -1,7 +1,9 @@
 """`trnsim plan`: what a training step takes, where it goes, and whether it fits."""
 
 import json
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import click
 from rich.console import Console
 
 from trnsim.device.errors import BadFile, BadInput, OutOfMemory
-from trnsim.device.units import PS_PER_S, format_bytes, parse_bytes, parse_time
+from trnsim.device.units import format_bytes, parse_bytes, parse_duration
 
 from .cli_collective import _console, _show
 
@@ -68,9 +70,7 @@ from .cli_collective import _console, _show
     help="node0/chip0->node0/chip1=10GB/s (chip0->chip1 on one node); repeatable.",
 )  # fmt: skip
 @click.option("--fail", "failed", multiple=True, metavar="LINK", help="A failed link.")
-@click.option(
-    "--mtbf", default=None, metavar="HOURS", type=float, help="Between failures of a node."
-)
+@click.option("--mtbf", default=None, metavar="TIME", help="Between failures of a node: 5000h.")
 @click.option("--checkpoint", default="60s", show_default=True, help="Time to write a checkpoint.")
 @click.option("--checkpoint-every", default=None, metavar="TIME", help="Of work.  [default: best]")
 @click.option("--restart", default="300s", show_default=True, help="Time to start again.")
@@ -95,11 +95,13 @@ def plan(model: str, trace: Path | None, strict: bool, as_json: bool, **asked: A
 
         wanted, how = _wanted(model, asked)
         result, timeline = simulate(wanted, **how, traced=trace is not None)
+        if not result.fits:
+            result = replace(result, notes=(*result.notes, _remedy(wanted)))
     if strict and not result.fits:
-        held = ", ".join(f"{use} {format_bytes(n)}" for use, n in result.memory.uses.items())
+        held = ", ".join(f"{use} {format_bytes(n)}" for use, n in result.memory.largest)
         raise OutOfMemory(
             f"HBM of a rank: {format_bytes(result.memory.total)} needed,"
-            f" {format_bytes(result.hbm)} available; held by {held}"
+            f" {format_bytes(result.hbm)} available; held by {held}. {result.notes[-1]}"
         )
     if trace is not None:
         _write_trace(trace, timeline.events)
@@ -134,6 +136,15 @@ def _wanted(model: str, asked: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     return wanted, how
 
 
+def _remedy(wanted: Any) -> str:
+    from .plans.fitting import remedies
+
+    found = remedies(wanted)
+    if not found:
+        return "Does not fit with any recomputation, sharding or half the microbatch either."
+    return "Would fit with " + " or ".join(f"{how} ({format_bytes(n)})" for how, n in found) + "."
+
+
 def _failures(asked: dict[str, Any]) -> Any:
     from .plans.goodput import Failures
 
@@ -142,15 +153,11 @@ def _failures(asked: dict[str, Any]) -> Any:
     if mtbf is None:
         return None
     return Failures(
-        mtbf=mtbf * 3600,
-        checkpoint=_seconds(write, "--checkpoint"),
-        restart=_seconds(restart, "--restart"),
-        interval=None if every is None else _seconds(every, "--checkpoint-every"),
+        mtbf=parse_duration(mtbf, "--mtbf"),
+        checkpoint=parse_duration(write, "--checkpoint"),
+        restart=parse_duration(restart, "--restart"),
+        interval=None if every is None else parse_duration(every, "--checkpoint-every"),
     )
-
-
-def _seconds(text: str, field: str) -> float:
-    return parse_time(text, field) / PS_PER_S
 
 
 def _slow_ranks(slow: Sequence[str], machine: Any) -> list[tuple[int, float]]:
@@ -164,7 +171,9 @@ def _slow_ranks(slow: Sequence[str], machine: Any) -> list[tuple[int, float]]:
         try:
             times = float(factor)
         except ValueError:
-            raise BadInput("--slow-chip", text, "CHIP=FACTOR, such as 12=1.5") from None
+            times = 0.0
+        if not 1 <= times < math.inf:
+            raise BadInput("--slow-chip", text, "CHIP=FACTOR with a factor of 1 or more", "12=1.5")
         per_chip = where.instance.chip.cores // where.lnc
         cores = range(int(chip) * per_chip, (int(chip) + 1) * per_chip)
         found += [(rank, times) for rank, slot in enumerate(where.slots) if slot in cores]

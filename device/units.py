@@ -16,6 +16,7 @@ _BYTES = {
     "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
 }  # fmt: skip
 _TIMES = {"ps": 1, "ns": 10**3, "us": 10**6, "ms": 10**9, "s": 10**12}
+_DURATIONS = {"s": 1, "min": 60, "h": 3600, "days": 86_400}
 _RATES = {f"{unit}/s": factor for unit, factor in _BYTES.items()} | {
     "Gbps": 125 * 10**6,
     "Tbps": 125 * 10**9,
@@ -40,6 +41,22 @@ def parse_bytes(text: str, field: str = "size") -> int:
 def parse_time(text: str, field: str = "time") -> int:
     """`"15us"` to picoseconds. Raises BadInput for a bare number or an unknown unit."""
     return _parse(text, _TIMES, field)
+
+
+def parse_duration(text: str, field: str = "duration") -> float:
+    """`"12h"` to seconds. Raises BadInput for a bare number or an unknown unit."""
+    match = _NUMBER.fullmatch(str(text))
+    if match is None or match.group(2) not in _DURATIONS:
+        raise BadInput(field, text, f"a number with a unit of {', '.join(_DURATIONS)}")
+    return float(match.group(1)) * _DURATIONS[match.group(2)]
+
+
+def format_duration(seconds: float) -> str:
+    """Seconds for people: `2.5 h`."""
+    for unit, size in reversed(_DURATIONS.items()):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s"
 
 
 def parse_rate(text: str, field: str = "bandwidth") -> int:

@@ -79,5 +79,5 @@ def pipeline(schedule: str, stages: int, microbatches: int, runs: dict[str, Segm
             if go and slot.kind != "weights":
                 body.append(Send(Ref("y"), go[0], slot.kind))
             tasks.append(Task(slot.kind, tuple(body), slot.microbatch, slot.chunk))
-        made.append(StageProgram(stage, (range(1),), tuple(tasks), values))
+        made.append(StageProgram(stage, (range(1),) * kind.chunks, tuple(tasks), values))
     return TrainingProgram(schedule, tuple(made), microbatches, 0, 0)

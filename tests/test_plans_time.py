@@ -134,6 +134,22 @@ def test_classes_are_exact_for_any_slow_ranks(slow, layers):
     assert fast.ends[:, fast.classes.of].tolist() == whole.ends.tolist()
 
 
+def test_group_ends_when_its_last_rank_has_come():
+    """U17: max(arrival) + T for every rank of the group of the late one; others do not wait."""
+    gather = collective("all_gather", ("tp",), "h", "g", "tensor", dimension=0)
+    steps = (Run(F, (), (Ref("h"),)), gather, Run(W, (Ref("g"),), ()))
+    values = overlapped(1, 1).stages[0].values
+    stage = StageProgram(0, (range(1),), (Task("forward", steps, 0),), values)
+    program = TrainingProgram("gather", (stage,), 1, 0, 0)
+    prices = TIMES.prices(program, "dp=2,tp=4")
+    alone = advance(program, prices).duration
+    time = advance(program, prices, Conditions(slow=((6, 3.0),)))
+    ends = time.ends[0, time.classes.of].tolist()
+    assert ends[:4] == [alone] * 4
+    assert ends[4:6] + ends[7:] == [alone + 20_000_000] * 3
+    assert ends[6] == alone + 20_000_000 + 2 * 1_000
+
+
 def test_late_rank_is_named():
     program = overlapped(2, 1)
     prices = TIMES.prices(program, "dp=2,tp=4")

@@ -35,6 +35,19 @@ def test_text_is_parsed_exactly(parse, text: str, value: int) -> None:
     assert parse(text) == value
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("1.5min", 90), ("2 h", 7200), ("3days", 259200)]
+)
+def test_durations_are_seconds(text: str, seconds: float) -> None:
+    assert units.parse_duration(text) == seconds
+
+
+def test_durations_for_people() -> None:
+    assert [units.format_duration(s) for s in (0.5, 90, 7200, 864000)] == [
+        "0.5 s", "1.5 min", "2 h", "10 days",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("name", PARSERS)
 @given(number=st.integers(0, 10**18))
 def test_base_unit_round_trips(name: str, number: int) -> None:

@@ -7,7 +7,6 @@ read as StableHLO. The number of devices is fixed when JAX's backend starts: see
 """
 
 import inspect
-import io
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -30,7 +29,7 @@ from trnsim.device.errors import TrnsimError, Unsupported
 from trnsim.device.ops.ir import Module, TensorType
 
 from ..sharding import Lowered, Shards
-from .stablehlo import module_from_bytecode
+from .stablehlo import module_from_bytecode, module_from_mlir
 
 UNSPECIFIED: Any = object()  # XLA chooses the output shardings
 
@@ -119,10 +118,7 @@ def lower_local(function: Callable, types: Sequence[TensorType], name: str = "")
     name = name or function.__name__
     with jax_config.use_simplified_jaxpr_constants(False):
         lowered = _jitted(function, name, UNSPECIFIED).lower(*specs_of(types))
-    text = io.BytesIO()
-    module = lowered.compiler_ir("stablehlo")
-    module.operation.write_bytecode(text)
-    return module_from_bytecode(jax_mlir.make_ir_context(), text.getvalue(), name, 1)
+    return module_from_mlir(lowered.compiler_ir("stablehlo"), name, 1)
 
 
 def prune(closed: Any, wanted: Sequence[bool]) -> tuple[Callable, tuple[int, ...]]:

@@ -65,7 +65,12 @@ def module_from_bytecode(context: mlir.Context, bytecode: bytes, name: str, rank
     Raises Unsupported with operator and source line for what the operator set does not have.
     """
     with context:
-        module = mlir.Module.parse(bytecode)
+        return module_from_mlir(mlir.Module.parse(bytecode), name, ranks)
+
+
+def module_from_mlir(module: mlir.Module, name: str, ranks: int) -> Module:
+    """The program of one rank out of `ranks`, from a StableHLO module in memory."""
+    with module.context:
         return _Translation(module, ranks).module(name)
 
 

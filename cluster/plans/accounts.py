@@ -9,7 +9,7 @@ from .places import Array
 from .prices import RunPrice
 
 Key = tuple[str, str]
-"""(`run`, pass); (`total`, `exposed`, `shared` or `count`, exchanges); (`wait`, channel)."""
+"""(`run`, pass); (`total`, `exposed`, `shared`, `count`; name of exchanges); (`wait`, channel)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,13 +46,12 @@ def passes(unit: Unit, out: str, *, split: bool, full: bool) -> Passes:
     saved = (live_in(backward) & local) | late
     before = mentions(backward) & local - late
     after = mentions(weights) & local
-    ending = {BOUNDARY} & tape.given  # with the last pass of the unit
-    handed = {cotangent(result)} & between
+    ending = ({BOUNDARY} & tape.given) | ({cotangent(result)} & between)  # with the last pass
     names = {result: BOUNDARY, cotangent(result): cotangent(BOUNDARY)} if between else {}
     bodies = (
         freed(forward, mentions(forward) & local - saved),
         freed(backward, before if split else before | ending),
-        freed(weights, after | ending | handed) if split else [],
+        freed(weights, after | ending) if split else [],
     )
     shift = int(unit.layered)
     return Passes(

@@ -51,8 +51,16 @@ def build(plan: Plan) -> TrainingProgram:
         microbatches=plan.microbatches,
         flops=plan.flops,
         tokens=plan.tokens,
-        notes=plan.notes,
+        notes=(*plan.notes, *_notes(plan)),
     )
+
+
+def _notes(plan: Plan) -> Iterator[str]:
+    """What the program assumes, in full sentences."""
+    exchanged = plan.dtype if plan.zero == "fsdp" else "f32"
+    yield f"Gradients add up in f32 and are exchanged in {exchanged}; they are not clipped."
+    if plan.model.post_norm:
+        yield "The loss is that of a label for every token; there is no next-sentence loss."
 
 
 class _Parts:
@@ -189,8 +197,6 @@ class _Stage:
         yield from inner[1:]
         if self.first_part(chunk):
             yield at(layers.start, *parts.embedding.around("backward"))
-            if not self.split:
-                yield at(layers.start, Free((Ref(x),)))
             yield from self.reduced(layers.start, parts.embedding, after)
         else:
             yield at(layers.start, self.send(chunk, x, BACKWARD), Free((Ref(x),)))
@@ -317,7 +323,7 @@ def _common(plan: Plan, types: Mapping[str, TensorType]) -> Iterator[Value]:
     yield Value(BOUNDARY, types[BOUNDARY], "activation", layered=True, micro=True)
     late = plan.schedule.splits_backward
     role = "activation" if late else "buffer"
-    yield Value(cotangent(BOUNDARY), types[BOUNDARY], role, late, late)
+    yield Value(cotangent(BOUNDARY), types[BOUNDARY], role, layered=True, micro=late)
 
 
 def _one() -> jnp.ndarray:

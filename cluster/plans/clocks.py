@@ -16,9 +16,9 @@ from trnsim.device.errors import BadInput, CollectiveMismatch
 from ..clocks import Event
 from .accounts import Account
 from .places import Array, Classes, classes_of
-from .prices import ExchangePrice, Prices
+from .prices import ExchangePrice, Prices, SendPrice
 from .program import Exchange, Send, StageProgram, TrainingProgram
-from .stage_clock import Message, StageClock
+from .stage_clock import Message, Shared, StageClock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,20 +43,21 @@ class Conditions:
             raise BadInput("seed", self.seed, "a whole number, 0 or more")
         for rank, factor in self.slow:
             if factor < 1:
-                raise BadInput(f"slowness of rank {rank}", factor, "a factor of 1 or more")
+                raise BadInput(f"slowness of rank {rank}", factor, "a factor of 1 or more", 1.0)
 
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
     """Times of a step in ps. ends: int64[stages, classes]; accounts by stage.
 
-    exchanges: by the names that accounts have for them.
+    exchanges, sends: by the names that accounts have for them.
     """
 
     classes: Classes
     ends: Array
     accounts: tuple[Account, ...]
     exchanges: dict[str, ExchangePrice]
+    sends: dict[str, SendPrice]
     events: list[Event] = field(default_factory=list)
 
     @property
@@ -128,13 +129,14 @@ def advance(
     classes = _classes(program, prices, paces, work)
     paces.fold(classes)
     mail: dict[Message, deque[Array]] = {}
+    shared = Shared()
 
     def post(message: Message, arrival: Array) -> None:
         mail.setdefault(message, deque()).append(arrival)
 
     clocks = [
         StageClock(
-            stage, prices, classes, post, paces.of, paces.varies,
+            stage, prices, classes, post, shared, paces.of, paces.varies,
             int(prices.places.ranks[stage.stage, 0]) if traced else None,
             None if work is None else work[classes.first],
         )
@@ -144,8 +146,9 @@ def advance(
     ends = np.stack([clock.now for clock in clocks])
     events = [event for clock in clocks for event in clock.events]
     exchanges = {name: price for clock in clocks for name, price in clock.exchanges.items()}
+    sends = {name: price for clock in clocks for name, price in clock.sends.items()}
     accounts = tuple(clock.account() for clock in clocks)
-    return Timeline(classes, ends, accounts, exchanges, events)
+    return Timeline(classes, ends, accounts, exchanges, sends, events)
 
 
 def _drive(clocks: Sequence[StageClock], mail: dict[Message, deque[Array]]) -> None:

@@ -38,6 +38,23 @@ class Backward:
     results: tuple[Source, ...]
 
 
+_INTO: dict[Function, Function] = {}
+
+
+def adds_into(function: Function) -> Callable[[Function], Function]:
+    """Declare how the cotangent of a piece's first argument is added to an accumulator.
+
+    The decorated function takes the accumulator, the piece's arguments and the cotangents of its
+    results, and gives the new accumulator.
+    """
+
+    def declare(into: Function) -> Function:
+        _INTO[function] = into
+        return into
+
+    return declare
+
+
 @cache
 def backward(
     function: Function,
@@ -61,6 +78,8 @@ def backward(
     )
     kinds = (*types, *(results[i] for i in given), *(kind for _, kind in added))
 
+    direct = function in _INTO and wanted == (0,) and bool(added) and all(cotangents)
+
     def back(*arrays: Any) -> list[Any]:
         have = dict(zip(inputs, arrays, strict=True))
 
@@ -68,6 +87,8 @@ def backward(
             taken = dict(enumerate(arrays[: len(types)])) | dict(zip(wanted, chosen, strict=True))
             return as_tuple(function(*(taken[i] for i in range(len(types)))))
 
+        if direct:
+            return [_INTO[function](arrays[-1], *arrays[:-1])]
         _, pull = jax.vjp(of_wanted, *(arrays[i] for i in wanted))
         found = pull(tuple(_cotangent(have, i, kind) for i, kind in enumerate(results)))
         return [_added(value, have.get(("sum", i))) for i, value in enumerate(found)]

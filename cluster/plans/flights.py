@@ -7,7 +7,7 @@ they would have overlapped longer; with several others, these delays add up. A d
 ends later on all ranks of its group, and those queued behind it in its stream wait.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,9 +53,12 @@ class Meeting:
         return times[self.rows].max(axis=1)[self.row]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class Flight:
-    """An exchange under way: when it begins and ends on each class, and the values it uses."""
+    """An exchange under way: when it begins and ends on each class, and the values it uses.
+
+    Its times are moved by `InFlight` alone, and never changed in place.
+    """
 
     meeting: Meeting
     begin: Array
@@ -63,82 +66,97 @@ class Flight:
     reads: Keys
     writes: Keys
 
-    def blocks(self, reads: Keys, writes: Keys) -> bool:
-        """Whether something that uses these values has to come after this."""
-        return any(key in self.writes for key in reads) or any(
-            key in self.writes or key in self.reads for key in writes
-        )
-
-    def together(self, begin: Array, duration: Array | int) -> Array:
-        """How long this would overlap with something else, int64[1 or classes] ps."""
-        until = np.minimum(begin + duration, self.end)
-        return np.maximum(until - np.maximum(begin, self.begin), 0)
+    @property
+    def stream(self) -> int:
+        """The stream that it is in."""
+        return self.meeting.stream
 
     def delay(self, begin: Array, duration: Array | int, demand: Demand) -> Array | None:
         """What overlapping with something else costs each of the two; None for nothing."""
         more = excess(self.meeting.price.demand, demand)
         if not more:
             return None
-        delay = np.ceil(self.together(begin, duration) * more).astype(np.int64)
+        until = np.minimum(begin + duration, self.end)
+        together = np.maximum(until - np.maximum(begin, self.begin), 0)
+        delay = np.ceil(together * more).astype(np.int64)
         return delay if delay.any() else None
 
-    def moved(self, begin: Array, end: Array) -> "Flight":
-        """The flight at other times."""
-        return Flight(self.meeting, begin, end, self.reads, self.writes)
+    def move(self, begin: Array | int, end: Array | int) -> None:
+        """Shifts its times."""
+        self.begin, self.end = self.begin + begin, self.end + end
 
 
 class InFlight:
-    """The flights of a stage in the order in which they were started."""
+    """The flights of a stage: a queue for each stream, in which none begins before another ends."""
 
-    def __init__(self, flights: Sequence[Flight] = ()) -> None:
-        self.all = list(flights)
-        self._keys: tuple[set[ValueKey], set[ValueKey]] | None = None
+    def __init__(self, flights: Iterable[Flight] = ()) -> None:
+        self.queues: dict[int, list[Flight]] = {}
+        self.written: dict[ValueKey, Flight] = {}
+        self.read: dict[ValueKey, list[Flight]] = {}
+        for flight in flights:
+            self.add(flight)
+
+    def __iter__(self) -> Iterator[Flight]:
+        for queue in self.queues.values():
+            yield from queue
+
+    @property
+    def some(self) -> bool:
+        """Whether there are any."""
+        return any(self.queues.values())
 
     def add(self, flight: Flight) -> None:
         """Starts one more."""
-        self.all.append(flight)
-        self._keys = None
+        self.queues.setdefault(flight.stream, []).append(flight)
+        for key in flight.writes:
+            self.written[key] = flight
+        for key in flight.reads:
+            self.read.setdefault(key, []).append(flight)
 
     def land(self, now: Array) -> None:
         """Forgets those that have ended everywhere."""
-        left = [flight for flight in self.all if (flight.end > now).any()]
-        if len(left) < len(self.all):
-            self.all, self._keys = left, None
+        for queue in self.queues.values():
+            while queue and not (queue[0].end > now).any():
+                self._forget(queue.pop(0))
 
     def before(self, reads: Keys, writes: Keys, stream: int = -1) -> list[Flight]:
         """Those that have to end before something that uses these values, or this stream."""
-        if stream < 0 and not self._touches(reads, writes):
-            return []
-        return [f for f in self.all if f.meeting.stream == stream or f.blocks(reads, writes)]
+        found = [self.written[key] for key in (*reads, *writes) if key in self.written]
+        for key in writes:
+            found += self.read.get(key, ())
+        found += self.queues.get(stream, ())[-1:]
+        return list(dict.fromkeys(found)) if len(found) > 1 else found
 
-    def overlapping(self, begin: Array, duration: Array | int) -> Iterator[int]:
-        """Indices of those that are under way at some time of an interval."""
-        until, later = begin + duration, set[int]()
-        for index in range(len(self.all)):
-            flight = self.all[index]
-            if flight.meeting.stream in later:
-                continue
-            if (flight.begin >= until).all():
-                later.add(flight.meeting.stream)  # and so do those behind it
-            else:
-                yield index
+    def overlapping(self, begin: Array, duration: Array | int) -> Iterator[Flight]:
+        """Those that are under way at some time of an interval."""
+        until = begin + duration
+        for queue in self.queues.values():
+            for flight in queue:
+                if (flight.begin >= until).all():
+                    break  # and so do those behind it
+                yield flight
 
-    def delay(self, index: int, delay: Array) -> None:
+    def delay(self, flight: Flight, delay: Array) -> None:
         """One is delayed: its group ends later, and its stream queues behind it."""
-        flight = self.all[index]
-        meeting, end = flight.meeting, flight.end
-        spread = meeting.last(delay)
-        self.all[index] = flight.moved(flight.begin, end + spread)
-        for later in range(index + 1, len(self.all)):
-            flight = self.all[later]
-            if flight.meeting.stream == meeting.stream:
-                push = flight.meeting.last(np.where(flight.begin <= end, spread, 0))
-                self.all[later] = flight.moved(flight.begin + push, flight.end + push)
-                end, spread = flight.end, push
+        queue = self.queues[flight.stream]
+        before, push = flight.end, flight.meeting.last(delay)
+        flight.move(0, push)
+        for later in queue[queue.index(flight) + 1 :]:
+            push = later.meeting.last(np.where(later.begin <= before, push, 0))
+            before = later.end
+            later.move(push, push)
 
-    def _touches(self, reads: Keys, writes: Keys) -> bool:
-        if self._keys is None:
-            written = {key for f in self.all for key in f.writes}
-            self._keys = (written, written.union(*(f.reads for f in self.all)))
-        written, used = self._keys
-        return not (written.isdisjoint(reads) and used.isdisjoint(writes))
+    def alias(self, flight: Flight, writes: Keys) -> None:
+        """More values that are ready when it ends."""
+        flight.writes += writes
+        for key in writes:
+            self.written[key] = flight
+
+    def _forget(self, flight: Flight) -> None:
+        for key in flight.writes:
+            if self.written.get(key) is flight:
+                del self.written[key]
+        for key in flight.reads:
+            self.read[key].remove(flight)
+            if not self.read[key]:
+                del self.read[key]

@@ -74,7 +74,7 @@ def compress(model: ModelConfig) -> Callable[..., Array]:
         made = jnp.einsum("brd,dc->brc", x, down)
         latent, key = made[..., : model.kv_rank], made[..., model.kv_rank :]
         latent = pieces.normalised("rms", model.norm_eps, latent, scale)
-        key = pieces.rotate(key[:, :, None], places, model.rope_theta, model.rope_dim)[:, :, 0]
+        key = turned(model, key[:, :, None], places)[:, :, 0]
         source = x
         if queries:
             source = jnp.einsum("brd,dq->brq", x, queries[0])
@@ -82,6 +82,12 @@ def compress(model: ModelConfig) -> Callable[..., Array]:
         return jnp.concatenate([source, latent, key], -1)
 
     return compress
+
+
+def turned(model: ModelConfig, x: Array, places: Array) -> Array:
+    """Rotary embedding of all of x [b, s, n, p] at positions i32 [s]."""
+    tables = pieces.rotation(model.rope_theta, model.rope_dim, model.rope_dim)(places)
+    return pieces.rotate(model.rope_dim)(x, *tables)
 
 
 @cache
@@ -96,12 +102,12 @@ def expand(model: ModelConfig) -> Callable[..., Any]:
         width = wq.shape[0]
         source, latent = packed[..., :width], packed[..., width : width + model.kv_rank]
         q = jnp.einsum("bsq,qnh->bsnh", source, wq)
-        turned = pieces.rotate(q[..., plain:], places, model.rope_theta, model.rope_dim)
+        rotated = turned(model, q[..., plain:], places)
         kv = jnp.einsum("bsc,cnh->bsnh", latent, wkv)
         shared = packed[:, :, None, width + model.kv_rank :]
         shared = jnp.broadcast_to(shared, (*kv.shape[:3], model.rope_dim))
         k = jnp.concatenate([kv[..., :plain], shared], -1)
-        return jnp.concatenate([q[..., :plain], turned], -1), k, kv[..., plain:]
+        return jnp.concatenate([q[..., :plain], rotated], -1), k, kv[..., plain:]
 
     return expand
 

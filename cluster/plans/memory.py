@@ -47,6 +47,11 @@ class Memory:
         """Bytes at the peak."""
         return sum(self.uses.values())
 
+    @property
+    def largest(self) -> list[tuple[str, int]]:
+        """The uses, the largest first."""
+        return sorted(self.uses.items(), key=lambda item: -item[1])
+
 
 @dataclass(frozen=True, slots=True)
 class _Effect:

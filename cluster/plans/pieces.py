@@ -15,7 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..frontends import activations
 from ..frontends import attention as fused
+from .derivative import adds_into
 
 Array = jax.Array
 
@@ -33,10 +35,11 @@ def norm(kind: str, eps: float) -> Callable[..., Array]:
 def normalised(kind: str, eps: float, x: Array, scale: Array, *shift: Array) -> Array:
     """x normalised over its last axis, in f32."""
     wide = x.astype(jnp.float32)
-    if kind == "layer":
-        wide = wide - jnp.mean(wide, -1, keepdims=True)
-    mean = jnp.mean(wide * wide, -1, keepdims=True)
-    wide = wide * jax.lax.rsqrt(mean + eps) * scale.astype(jnp.float32)
+    square = jnp.mean(wide * wide, -1, keepdims=True)
+    if kind == "layer":  # both means in one pass over x
+        mean = jnp.mean(wide, -1, keepdims=True)
+        wide, square = wide - mean, square - mean * mean
+    wide = wide * jax.lax.rsqrt(square + eps) * scale.astype(jnp.float32)
     for part in shift:
         wide = wide + part.astype(jnp.float32)
     return wide.astype(x.dtype)
@@ -232,7 +235,7 @@ def activated(made: Array, activation: str) -> Array:
     """`gelu` by its tanh form, `relu`, or `swiglu` of [..., 2, f]: gate first."""
     match activation:
         case "gelu":
-            return jax.nn.gelu(made)
+            return activations.gelu_tanh(made)
         case "relu":
             return jax.nn.relu(made)
     return swiglu(made)
@@ -241,13 +244,13 @@ def activated(made: Array, activation: str) -> Array:
 @jax.custom_vjp
 def swiglu(made: Array) -> Array:
     """silu of the gate times the other: [..., 2, f] -> [..., f]."""
-    return jax.nn.silu(made[..., 0, :]) * made[..., 1, :]
+    return activations.silu(made[..., 0, :]) * made[..., 1, :]
 
 
 def _swiglu_back(made: Array, given: Array) -> tuple[Array]:
     """Both halves written side by side: JAX's own transpose of a slice would pad and add."""
     gate, other = made[..., 0, :], made[..., 1, :]
-    value, pull = jax.vjp(jax.nn.silu, gate)
+    value, pull = jax.vjp(activations.silu, gate)
     return (jnp.stack([pull(given * other)[0], given * value], -2),)
 
 
@@ -279,6 +282,14 @@ def _embed_back(saved: Any, given: Array) -> Any:
 
 
 embed.defvjp(_embed, _embed_back)
+
+
+@adds_into(embed)
+def embed_into(total: Array, table: Array, tokens: Array, index: Array, given: Array) -> Array:
+    """The table's gradient f32 [v, d], added to row by row."""
+    here = tokens - index * table.shape[0]
+    place = jnp.where(here < 0, table.shape[0], here)
+    return total.at[place].add(given.astype(total.dtype), mode="drop")
 
 
 def none(index: Array) -> np.ndarray:

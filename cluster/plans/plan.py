@@ -175,10 +175,14 @@ class Plan:
 
     @property
     def rotated(self) -> int:
-        """Elements of a head that rotary embedding turns: an even number, 0 without it."""
+        """Elements of a head that rotary embedding turns: an even number, 0 without it.
+
+        Latent attention, which turns a part of its own, has 0.
+        """
         model = self.model
-        width = model.head_dim * model.rope_fraction if model.positions == "rope" else 0
-        return int(width) // 2 * 2
+        if model.positions != "rope" or model.kv_rank:
+            return 0
+        return int(model.head_dim * model.rope_fraction) // 2 * 2
 
     @property
     def local_experts(self) -> int:

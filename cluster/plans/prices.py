@@ -108,6 +108,10 @@ class SendPrice:
     arrival: Array
     nbytes: int
 
+    def name(self, channel: str) -> str:
+        """`forward: send of 1024 B`: equal for all chunks that a channel is numbered by."""
+        return f"{channel.rstrip('0123456789 ')}: send of {self.nbytes} B"
+
 
 @dataclass(frozen=True, eq=False)
 class _Priced:

@@ -101,7 +101,7 @@ class Exchange:
     """A collective over the groups of mesh `axes`, started when its operands are ready.
 
     `operation` is the StableHLO operator with its attributes, without replica groups. With `flat`,
-    `reads` are one contiguous flat array (a gradient bucket), padded to a multiple of the group,
+    `reads` are one contiguous flat array (a gradient bucket), filled up to the group's shares,
     and `writes` are cut from the flat result. Readers of the result wait for it.
     `label` says what it is for ("gradients", "tensor parallel", ...). Pairs of a permute are
     positions in the group. With `span`, groups are of `span` neighbours on the one axis only.
@@ -125,9 +125,10 @@ class Exchange:
         count = sum(values[ref.name].type.size for ref in self.reads)
         if self.operation.name == "all_gather":
             return TensorType((count,), read.dtype), TensorType((count * ranks,), read.dtype)
-        whole = -(-count // ranks) * ranks
-        part = whole // ranks if self.operation.name == "reduce_scatter" else whole
-        return TensorType((whole,), read.dtype), TensorType((part,), read.dtype)
+        if self.operation.name == "reduce_scatter":
+            return TensorType((write.size * ranks,), read.dtype), write
+        whole = TensorType((count,), read.dtype)
+        return whole, whole
 
     def groups(self, mesh: Mesh) -> Groups:
         """The replica groups over the whole mesh, pipeline stages included."""

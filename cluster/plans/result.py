@@ -14,18 +14,27 @@ from .clocks import Conditions, Timeline, advance
 from .expert_load import ExpertLoad, expert_load
 from .goodput import Failures, Goodput, goodput
 from .memory import Memory, memory
+from .places import STAGE_AXIS
 from .plan import Plan
 from .prices import Prices
 from .program import TrainingProgram
 
-COMPUTE = ("forward", "backward", "weights", "recompute", "gradients", "optimizer")
-"""Parts of a step that are compute: passes of tasks, and forward passes done again."""
+COMPUTE = {
+    "forward": "forward",
+    "backward": "backward",
+    "weights": "backward of weights",
+    "recompute": "recompute",
+    "gradients": "gradient upkeep",
+    "optimizer": "optimizer",
+}
+"""Passes of tasks, and forward passes done again -> the parts of a step that are compute."""
+EXPOSED = "exposed "  # and the label of exchanges
 BUBBLE = "pipeline bubble"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeTime:
-    """All exchanges of one kind. Times in ps per step, of the average rank that takes part.
+    """All exchanges, or sends, of one kind. Times in ps per step, of the average rank with any.
 
     total: from a rank's arrival to its end; exposed: of that, what compute waited for. groups: per
     pipeline stage, of `ranks` members each. late: the rank that came last by most, and by how much.
@@ -94,7 +103,7 @@ class PlanResult:
 
     @property
     def hfu(self) -> float:
-        """The same with all matmul FLOPs that the ranks execute, recomputation included."""
+        """The same with the matmul FLOPs that the ranks execute, recomputation included."""
         return self.executed_flops / (self.peak_flops * self.seconds)
 
     @property
@@ -105,7 +114,7 @@ class PlanResult:
     @property
     def exposed(self) -> int:
         """Time in which compute waits for exchanges."""
-        return sum(t for name, t in self.parts.items() if name not in (*COMPUTE, BUBBLE))
+        return sum(t for name, t in self.parts.items() if name.startswith(EXPOSED))
 
     @property
     def fits(self) -> bool:
@@ -119,11 +128,10 @@ class PlanResult:
         return f"{name}, {ps / self.step:.0%} of the step"
 
     def _shares(self) -> dict[str, int]:
-        compute = sum(self.parts.get(name, 0) for name in COMPUTE)
+        compute = sum(self.parts.get(name, 0) for name in COMPUTE.values())
         busiest = max(self.engines.items(), key=lambda item: item[1], default=("", 0))[0]
         shares = {f"compute, most of it limited by {busiest}": compute}
-        rest = {n: t for n, t in self.parts.items() if n not in COMPUTE}
-        return shares | {n if n == BUBBLE else f"waiting for {n}": t for n, t in rest.items()}
+        return shares | {n: t for n, t in self.parts.items() if n not in COMPUTE.values()}
 
 
 def price_plan(
@@ -194,7 +202,7 @@ def _result(
         plan=described(plan),
         step=timeline.duration,
         parts=parts(timeline),
-        exchanges=exchanges(timeline, prices),
+        exchanges=(*exchanges(timeline, prices), *sends(timeline, prices)),
         engines=engines(timeline),
         stages=tuple(int(ends.max()) for ends in timeline.ends),
         memory=max(needs, key=lambda need: need.total),
@@ -238,10 +246,10 @@ def described(plan: Plan) -> dict[str, Any]:
 def parts(timeline: Timeline) -> dict[str, int]:
     """Where the step of the average rank goes, in ps."""
     found = {name: ps for name, ps in _means(timeline, "run").items() if ps}
-    ordered = {name: found[name] for name in COMPUTE if name in found}
+    ordered = {part: found[name] for name, part in COMPUTE.items() if name in found}
     for name, ps in _means(timeline, "exposed").items():
-        label = name.partition(": ")[0]
-        ordered[label] = ordered.get(label, 0) + ps
+        part = EXPOSED + name.partition(": ")[0]
+        ordered[part] = ordered.get(part, 0) + ps
     idle = [
         timeline.duration - ends + sum(account.total("wait").values())
         for ends, account in zip(timeline.ends, timeline.accounts, strict=True)
@@ -279,6 +287,33 @@ def exchanges(timeline: Timeline, prices: Prices) -> tuple[ExchangeTime, ...]:
             )
         )
     return tuple(sorted(found, key=lambda item: -item.total))
+
+
+def sends(timeline: Timeline, prices: Prices) -> tuple[ExchangeTime, ...]:
+    """What stages send to each other: from each place to the same place of the other stage.
+
+    total: until the receiver has the data. Waits of receivers are the bubble, not `exposed`.
+    """
+    found = []
+    for name, price in timeline.sends.items():
+        took = [a.sums for a in timeline.accounts if ("count", name) in a.sums]
+        found.append(
+            ExchangeTime(
+                label=f"pipeline {name.partition(': ')[0]}",
+                operation="send",
+                group=STAGE_AXIS,
+                ranks=2,
+                groups=prices.places.count,
+                nbytes=price.nbytes,
+                algorithm="direct",
+                limited_by="",
+                count=timeline.mean([sums["count", name] for sums in took]),
+                total=round(timeline.mean([sums["total", name] for sums in took])),
+                exposed=0,
+                late=None,
+            )
+        )
+    return tuple(found)
 
 
 def _latest(timeline: Timeline, prices: Prices, name: str) -> tuple[int, int] | None:

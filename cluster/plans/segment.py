@@ -17,7 +17,7 @@ from trnsim.device.ops.ir import Module, TensorType
 from ..clocks import Clocks, StepTime
 from ..compile import compile_program
 from ..frontends.jax import lower_local
-from ..program import RankProgram, RunKernel
+from ..program import Buffer, RankProgram, RunKernel
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,20 +58,32 @@ class Segment:
     def run(self, inputs: Sequence[np.ndarray], chip: Chip, lnc: int) -> list[np.ndarray]:
         """The results on arrays: every kernel, part by part, as the cores of a rank do."""
         program = self.program(chip, lnc)
-        arrays = {
-            value: np.empty(buffer.type.shape, buffer.type.numpy)
-            for value, buffer in program.buffers.items()
-        }
-        for value, constant in program.constants.items():
-            arrays[value][...] = constant
-        for value, given in zip(program.arguments, inputs, strict=True):
-            arrays[value] = given
+        cores = _arrays(program)
+        for arrays in cores:
+            for value, constant in program.constants.items():
+                arrays[value][...] = constant
+            for value, given in zip(program.arguments, inputs, strict=True):
+                arrays[value][...] = given
         for step in program.steps:
             if isinstance(step, RunKernel):
-                for part in step.parts:
+                for arrays, part in zip(cores, step.parts, strict=True):
                     if not part.empty:
                         step.kernel.evaluate(arrays, part)
-        return [arrays[v] for v in program.results]
+        return [cores[0][v].copy() for v in program.results]
+
+
+def _arrays(program: RankProgram) -> list[dict[int, np.ndarray]]:
+    """For each physical core its values' homes in one memory, which reads as NaN at first."""
+    memory = np.full(program.arena_bytes, 255, np.uint8)
+
+    def home(buffer: Buffer, core: int) -> np.ndarray:
+        start, stop = buffer.interval(core)
+        return memory[start:stop].view(buffer.type.numpy).reshape(buffer.type.shape)
+
+    return [
+        {value: home(buffer, core) for value, buffer in program.buffers.items()}
+        for core in range(program.lnc)
+    ]
 
 
 class _NoCalls:

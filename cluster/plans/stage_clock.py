@@ -11,8 +11,10 @@ it only through differences of times, so that
 Both are exact. Neither is used for ranks that are traced.
 """
 
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,7 +23,7 @@ from .accounts import Account, Late
 from .experts import EXPERT
 from .flights import Flight, InFlight, Keys, Meeting, ValueKey
 from .places import Array, Classes, connected
-from .prices import ExchangePrice, Prices, RunPrice
+from .prices import ExchangePrice, Prices, RunPrice, SendPrice
 from .program import Exchange, Layers, Receive, Ref, Run, Send, StageProgram, Step, Task
 from .segment import Segment
 
@@ -38,16 +40,17 @@ Traced = dict[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Where a step stands: its task and layer."""
+    """Where a step stands: its task and layer, and the first layer of its chunk."""
 
     kind: str
     microbatch: int
     chunk: int
+    origin: int
     layer: int | None = None
 
     def at(self, layer: int) -> "Context":
         """The same task, at a layer."""
-        return Context(self.kind, self.microbatch, self.chunk, layer)
+        return Context(self.kind, self.microbatch, self.chunk, self.origin, layer)
 
 
 @dataclass(eq=False, slots=True)
@@ -57,7 +60,6 @@ class _Effect:
     now: Array
     flights: tuple[Flight, ...]
     account: Account
-    uses: int = 0
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -67,6 +69,27 @@ class _State:
     layer: int
     now: Array
     flights: tuple[Flight, ...]
+
+
+class Shared:
+    """What stages that do the same have in common: meetings, and effects of stretches."""
+
+    def __init__(self) -> None:
+        self.meetings: dict[tuple, Meeting] = {}
+        self.effects: dict[tuple, _Effect] = {}
+        self._shapes: dict[tuple, int] = {}
+
+    def meeting(self, step: Exchange, price: ExchangePrice, classes: Classes) -> Meeting:
+        """The meeting of an exchange: the same for all stages that have the same price."""
+        name = price.name(step.label)
+        key = (name, step.stream, price.ends.tobytes(), price.demand, id(price.groups))
+        if key not in self.meetings:
+            self.meetings[key] = Meeting.of(name, price, step.stream, classes)
+        return self.meetings[key]
+
+    def shape(self, content: tuple) -> int:
+        """A number for what steps do; equal for equal content."""
+        return self._shapes.setdefault(content, len(self._shapes))
 
 
 class StageClock:
@@ -82,6 +105,7 @@ class StageClock:
         prices: Prices,
         classes: Classes,
         post: Callable[[Message, Array], None],
+        shared: Shared,
         pace: Pace = lambda *_: None,
         varies: bool = False,
         traced: int | None = None,
@@ -89,7 +113,7 @@ class StageClock:
     ) -> None:
         self.work = work
         self.program, self.prices, self.classes = program, prices, classes
-        self.post, self.pace = post, pace
+        self.post, self.pace, self.shared = post, pace, shared
         self.once, self.repeats = traced is None and not varies, traced is None
         self.traced = traced
         self.now = np.zeros(classes.count, np.int64)
@@ -97,9 +121,11 @@ class StageClock:
         self.flights = InFlight()
         self.events: list[Event] = []
         self.exchanges: dict[str, ExchangePrice] = {}
+        self.sends: dict[str, SendPrice] = {}
         self.at: Task | None = None
         self._account = Account()
-        self._effects: dict[tuple, _Effect] = {}
+        self._uses_of: Counter[_Effect] = Counter()
+        self._shapes: dict[tuple[int, int], int] = {}
         self._cuts: dict[int, list[Part]] = {}
         self._meetings: dict[int, Meeting | None] = {}
         self._durations: dict[Segment, tuple[RunPrice, Array | int]] = {}
@@ -111,7 +137,8 @@ class StageClock:
         for index, task in enumerate(self.program.tasks):
             self.at = task
             self._set_pace(self.pace(self.program.stage, index))
-            context = Context(task.kind, task.microbatch, task.chunk)
+            origin = self.program.layers[task.chunk].start
+            context = Context(task.kind, task.microbatch, task.chunk, origin)
             for part, layer in self._parts(task.body):
                 here = context if layer is None else context.at(layer)
                 match part:
@@ -122,15 +149,15 @@ class StageClock:
                     case _:
                         self._stretch(part, here)
         self.at = None
-        while self.flights.all:
-            self._wait(self.flights.all[0])
+        for flight in list(self.flights):
+            self._wait(flight)
 
     def account(self) -> Account:
         """Where the time of all tasks went."""
         whole = Account()
         whole.merge(self._account)
-        for effect in self._effects.values():
-            whole.merge(effect.account, effect.uses)
+        for effect, uses in self._uses_of.items():
+            whole.merge(effect.account, uses)
         return whole
 
     def _set_pace(self, factor: Array | None) -> None:
@@ -161,7 +188,10 @@ class StageClock:
         price = self.prices.send(stage, step.stage, self.program.values[step.read.name].type)
         begin = np.maximum(self._ready((self._key(step.read, context),)), self.port)
         self.port = begin + self._of_class(price.port)
-        self._account.add(("sent", step.channel), price.nbytes)
+        name = price.name(step.channel)
+        self.sends[name] = price
+        self._account.add(("total", name), self._of_class(price.arrival))
+        self._account.add(("count", name), 1)
         self._trace("send", step.channel, begin, self.port - begin)
         message = (step.channel, context.microbatch, stage, step.stage)
         self.post(message, begin + self._of_class(price.arrival))
@@ -175,14 +205,44 @@ class StageClock:
         if not self.once:
             self._block(steps, context)
             return
-        state = (id(steps), context.kind, context.layer, self._relative(context))
-        if state not in self._effects:
-            self._effects[state] = self._effect(steps, context)
-            return
-        effect = self._effects[state]
-        effect.uses += 1
-        start, self.now = self.now, self.now + effect.now
-        self.flights = InFlight([_moved(f, start, 0, context, sign=1) for f in effect.flights])
+        layer = None if context.layer is None else context.layer - context.origin
+        pace = None if self._factor is None else self.program.stage
+        shape = self._shape(steps, context.origin)
+        state = (shape, context.kind, layer, pace, self._relative(context))
+        effect = self.shared.effects.get(state)
+        if effect is None:
+            effect = self.shared.effects[state] = self._effect(steps, context)
+        else:
+            start, self.now = self.now, self.now + effect.now
+            self.flights = InFlight([_moved(f, start, 0, context, sign=1) for f in effect.flights])
+        self._uses_of[effect] += 1
+
+    def _shape(self, steps: Stretch, origin: int) -> int:
+        """A number for what steps do, layers counted from `origin`."""
+        key = (id(steps), origin)
+        if key not in self._shapes:
+            content = tuple(self._content(step, origin) for step in steps)
+            self._shapes[key] = self.shared.shape(content)
+        return self._shapes[key]
+
+    def _content(self, step: Step, origin: int) -> tuple:
+        match step:
+            case Run():
+                return (id(step.segment), *self._named(step), step.again)
+            case Exchange():
+                return (id(self._meeting(step)), *self._named(step))
+            case Layers():
+                numbers = (step.layers.start - origin, step.layers.step, len(step.layers))
+                return (*numbers, self._shape(step.body, origin))
+        return ()
+
+    def _named(self, step: Run | Exchange) -> tuple:
+        """The values of a step and how they are declared."""
+        values = self.program.values
+        return tuple(
+            tuple((r, values[r.name].layered, values[r.name].micro) for r in refs)
+            for refs in (step.reads, step.writes)
+        )
 
     def _effect(self, steps: Stretch, context: Context) -> _Effect:
         """Does the steps once, and keeps what they did."""
@@ -190,8 +250,8 @@ class StageClock:
         start = self.now
         self._block(steps, context)
         mine, self._account = self._account, outer
-        flights = tuple(_moved(f, -start, 0, context, sign=-1) for f in self.flights.all)
-        return _Effect(self.now - start, flights, mine, 1)
+        flights = tuple(_moved(f, -start, 0, context, sign=-1) for f in self.flights)
+        return _Effect(self.now - start, flights, mine)
 
     def _relative(self, context: Context) -> tuple:
         """The flights in times and microbatches from here."""
@@ -203,7 +263,7 @@ class StageClock:
                 _keys(f.reads, context, -1),
                 _keys(f.writes, context, -1),
             )
-            for f in self.flights.all
+            for f in self.flights
         )
 
     def _block(self, steps: Sequence[Step], context: Context) -> None:
@@ -223,7 +283,7 @@ class StageClock:
             self._block(loop.body, context.at(layer))
             mine, self._account = self._account, outer
             self._account.merge(mine)
-            after = _State(layer, self.now, tuple(self.flights.all))
+            after = _State(layer, self.now, tuple(map(copy, self.flights)))
             left = len(numbers) - done
             if self.repeats and left and before and self._same(before, after, loop):
                 self._account.merge(mine, left)
@@ -255,7 +315,7 @@ class StageClock:
     def _component(self, loop: Layers) -> Array:
         """int64[classes]: which of them the loop, and what is in flight, connect."""
         meetings = {self._meeting(s) for s in loop.body if isinstance(s, Exchange)}
-        meetings |= {flight.meeting for flight in self.flights.all}
+        meetings |= {flight.meeting for flight in self.flights}
         tables = {id(m.rows): m.rows for m in meetings if m is not None}
         key = tuple(sorted(tables))
         if key not in self._components:
@@ -267,13 +327,13 @@ class StageClock:
     def _run(self, step: Run, context: Context) -> None:
         price, duration = self._duration(step.segment)
         taken = duration
-        if self.flights.all:
+        if self.flights.some:
             for flight in self.flights.before(*self._uses(step, context)):
                 self._wait(flight)
-            for index in self.flights.overlapping(self.now, duration):
-                delay = self.flights.all[index].delay(self.now, duration, price.demand)
+            for flight in self.flights.overlapping(self.now, duration):
+                delay = flight.delay(self.now, duration, price.demand)
                 if delay is not None:
-                    self._slow(index, delay)
+                    self._slow(flight, delay)
                     taken = taken + delay
         start, self.now = self.now, self.now + taken
         self._account.add(("run", "recompute" if step.again else context.kind), taken)
@@ -307,31 +367,29 @@ class StageClock:
         met = meeting.last(ready)
         self._note_late(meeting, ready, met)
         flight = Flight(meeting, met, met + meeting.ends, reads, writes)
-        flight = self._beside(flight)
+        self._beside(flight)
         self.flights.add(flight)
         self._account.add(("total", meeting.name), flight.end - ready)
         self._account.add(("count", meeting.name), 1)
         self._trace(f"stream {step.stream}", step.label, ready, flight.end - ready)
 
-    def _beside(self, flight: Flight) -> Flight:
+    def _beside(self, flight: Flight) -> None:
         """A new flight, and those that are under way, as they slow each other."""
         demand, duration = flight.meeting.price.demand, flight.end - flight.begin
-        for index in self.flights.overlapping(flight.begin, duration):
-            other = self.flights.all[index]
-            if other.meeting.stream == flight.meeting.stream:
+        for other in self.flights.overlapping(flight.begin, duration):
+            if other.stream == flight.stream:
                 continue
             delay = other.delay(flight.begin, duration, demand)
             if delay is not None:
-                self._slow(index, delay)
-                flight = flight.moved(flight.begin, flight.end + flight.meeting.last(delay))
-        return flight
+                self._slow(other, delay)
+                flight.move(0, flight.meeting.last(delay))
 
-    def _slow(self, index: int, delay: Array) -> None:
+    def _slow(self, flight: Flight, delay: Array) -> None:
         """Delays a flight that shares with something else."""
-        meeting = self.flights.all[index].meeting
+        meeting = flight.meeting
         self._account.add(("total", meeting.name), meeting.last(delay))
         self._account.add(("shared", meeting.name), delay)
-        self.flights.delay(index, delay)
+        self.flights.delay(flight, delay)
 
     def _note_late(self, meeting: Meeting, ready: Array, met: Array) -> None:
         if ready.size > 1:
@@ -346,21 +404,16 @@ class StageClock:
     def _alias(self, step: Exchange, context: Context) -> None:
         """An exchange among groups of one rank: results are ready when operands are."""
         reads, writes = self._uses(step, context)
-        self.flights = InFlight(
-            [
-                replace(f, writes=f.writes + writes) if set(reads) & set(f.writes) else f
-                for f in self.flights.all
-            ]
-        )
+        for flight in self.flights.before(reads, ()):
+            self.flights.alias(flight, writes)
 
     def _meeting(self, step: Exchange) -> Meeting | None:
         if id(step) not in self._meetings:
             price = self.prices.exchange(self.program, step)
             meeting = None
             if price is not None:
-                name = price.name(step.label)
-                self.exchanges[name] = price
-                meeting = Meeting.of(name, price, step.stream, self.classes)
+                meeting = self.shared.meeting(step, price, self.classes)
+                self.exchanges[meeting.name] = price
             self._meetings[id(step)] = meeting
         return self._meetings[id(step)]
 
@@ -378,9 +431,9 @@ class StageClock:
 
     def _wait(self, flight: Flight) -> None:
         """Compute waits for a flight, and before it for those ahead of it in its stream."""
-        while flight in self.flights.all:
-            stream = flight.meeting.stream
-            self._wait_once(next(f for f in self.flights.all if f.meeting.stream == stream))
+        queue = self.flights.queues[flight.stream]
+        while flight in queue:
+            self._wait_once(queue[0])
 
     def _wait_once(self, flight: Flight) -> None:
         waited = np.maximum(flight.end - self.now, 0)
@@ -390,8 +443,7 @@ class StageClock:
         self._land()
 
     def _land(self) -> None:
-        if self.flights.all:
-            self.flights.land(self.now)
+        self.flights.land(self.now)
 
     def _key(self, ref: Ref, context: Context) -> ValueKey:
         value = self.program.values[ref.name]
@@ -460,11 +512,11 @@ def _layered(keys: Keys, by: int) -> Keys:
 
 
 def _keys(keys: Keys, context: Context, sign: int) -> Keys:
-    """Keys with the microbatch and chunk counted from those of the task (-1), or back (1)."""
+    """Keys with microbatch, chunk and layer counted from those of the task (-1), or back (1)."""
     return tuple(
         (
             name,
-            layer,
+            None if layer is None else layer + sign * context.origin,
             None if micro is None else micro + sign * context.microbatch,
             None if chunk is None else chunk + sign * context.chunk,
         )

@@ -1,7 +1,7 @@
 """Gradients, optimizer states and sharded parameters of a unit: what is kept, exchanged, updated.
 
 Parameters with equal gradient axes are cut into buckets; a bucket is exchanged as one flat array,
-padded to a multiple of the ranks.
+filled up to equal shares of the ranks.
 
 - `none`: gradients are all-reduced; every rank updates everything.
 - ZeRO-1 (arXiv:1910.02054): gradients are reduced and scattered, a rank updates its part of the
@@ -30,6 +30,7 @@ from .segment import segment
 GRADIENTS = "gradients"
 PARAMETERS = "parameters"
 REPLICAS = "gradients of replicas"
+EVEN = 512  # elements: as many of each of the 128 partitions of SBUF, four at a time
 
 Kind = Literal["whole", "zero1", "fsdp"]
 
@@ -57,9 +58,9 @@ class Bucket:
         return self.parameters[0].type.dtype
 
     def flat(self, dtype: str) -> TensorType:
-        """A rank's share of the bucket."""
+        """A rank's share of the bucket, filled up so that it lies evenly in 128 partitions."""
         count = sum(p.type.size for p in self.parameters)
-        return TensorType((-(-count // self.ranks),), dtype)
+        return TensorType((-(-count // self.ranks // EVEN) * EVEN,), dtype)
 
     @property
     def names(self) -> list[str]:

@@ -9,12 +9,11 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trnsim.device.units import format_bytes, format_time
+from trnsim.device.units import format_bytes, format_duration, format_time
 
 from ..plans.goodput import Goodput
 from ..plans.result import ExchangeTime, PlanResult
 
-SECONDS_PER_DAY = 86_400
 WORTH_NOTING = 10_000  # of a step: waits that are shorter than this part of it are left out
 HEAD = ("instance", "nodes", "lnc", "mesh")
 BATCH = ("global_batch", "microbatch", "seq", "dtype", "zero", "recompute", "schedule", "streams")
@@ -66,7 +65,7 @@ def _summary(result: PlanResult) -> Table:
     table.add_row("tokens per second", f"{result.tokens_per_s:,.0f}")
     table.add_row("sequences per second", f"{result.plan['global_batch'] / result.seconds:,.2f}")
     table.add_row(f"MFU of the published {peak:.4g} TFLOP/s per rank", f"{result.mfu:.1%}")
-    table.add_row("the same with recomputation", f"{result.hfu:.1%}")
+    table.add_row("the same of what the ranks execute", f"{result.hfu:.1%}")
     if len(result.stages) > 1:
         table.add_row("pipeline bubble", f"{result.bubble:.1%}")
     fits = "fits" if result.fits else "does not fit"
@@ -103,7 +102,7 @@ def _exchanges(result: PlanResult) -> Table | None:
 def _memory(result: PlanResult) -> Table:
     where = f" of stage {result.memory.stage}" if len(result.stages) > 1 else ""
     table = _table(f"HBM of a rank{where}, in {result.memory.at}", "size", "share")
-    for use, nbytes in sorted(result.memory.uses.items(), key=lambda item: -item[1]):
+    for use, nbytes in result.memory.largest:
         if nbytes:
             table.add_row(use, format_bytes(nbytes), f"{nbytes / result.hbm:.1%}")
     total = result.memory.total
@@ -115,9 +114,10 @@ def _memory(result: PlanResult) -> Table:
 
 def _goodput(losses: Goodput) -> Table:
     table = _table("with failures", "")
-    table.add_row("mean time between failures of the job", _long(losses.mtbf))
-    table.add_row("work between checkpoints", _long(losses.interval))
-    table.add_row("best (Daly; Young)", f"{_long(losses.best)}; {_long(losses.young)}")
+    table.add_row("mean time between failures of the job", format_duration(losses.mtbf))
+    table.add_row("work between checkpoints", format_duration(losses.interval))
+    table.add_row("best, by Daly", format_duration(losses.best))
+    table.add_row("best, by Young", format_duration(losses.young))
     table.add_row("goodput", f"{losses.fraction:.1%}")
     return table
 
@@ -150,10 +150,3 @@ def _leaned_on(result: PlanResult) -> Iterator[str]:
         chip = result.plan["instance"].partition(".")[0].partition("-")[0].rstrip("nu")
         named = ", ".join(result.leaned_on)
         yield f"leans on assumed and calibrated numbers (`trnsim specs {chip}`): {named}"
-
-
-def _long(seconds: float) -> str:
-    for unit, size in (("days", SECONDS_PER_DAY), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.3g} s"
