@@ -244,6 +244,27 @@ def test_what_is_used_at_once_has_to_fit():
         simulate(banks, floats(1, 1), 9, 9)
 
 
+def test_what_does_not_fit_is_noted_where_hazards_are():
+    """The compiler may order instructions so that it fits: here every bank is read at the end."""
+
+    def kernel(x):
+        tiles = [nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.psum) for _ in range(9)]
+        for i, tile in enumerate(tiles):
+            nisa.memset(tile, float(i))
+        total = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.memset(total, 0.0)
+        for tile in tiles:
+            nisa.tensor_tensor(total, total, tile, nl.add)
+        return saved(total)
+
+    result = simulate(kernel, floats(1, 1), hazards="report")
+    assert (result.output == sum(range(9))).all()
+    (finding,) = result.findings.values()
+    assert "psum8 needs 2048 B per partition, 0 B of 16384 B" in finding
+    with pytest.raises(OutOfMemory, match="psum8 needs 2048 B per partition, 0 B of 16384 B"):
+        simulate(kernel, floats(1, 1))
+
+
 def test_a_bank_is_given_again_where_a_small_tensor_lies_in_its_middle():
     def kernel(x):
         first = nl.ndarray((128, 256), dtype=nl.float32, buffer=nl.psum)

@@ -121,14 +121,11 @@ def test_tensor_parallel_traffic_of_a_layer(results):
 def test_expert_parallel_traffic_of_a_layer():
     """Tokens go to their experts and back, forward and backward: slots of `capacity` times the even
     share, top_k for each token, which sequence parallelism has divided over tp."""
-    kind: dict[str, Any] = dict(family="mixtral", experts=8, top_k=2, expert_ffn=F, norm="rms")
-    plain: dict[str, Any] = dict(
-        qkv_bias=False, linear_bias=False, activation="swiglu", positions="rope"
-    )
-    plan = Plan.of(
-        replace(GPT, positions="rope", **kind, **plain), instance="trn2.48xlarge", mesh="dp=2,ep=4,tp=2",
-        global_batch=16, seq=SEQ, capacity=1.5,
-    )  # fmt: skip
+    experts: dict[str, Any] = dict(experts=8, top_k=2, expert_ffn=F, activation="swiglu")
+    plain: dict[str, Any] = dict(qkv_bias=False, linear_bias=False, norm="rms", positions="rope")
+    model = replace(GPT, family="mixtral", **experts, **plain)
+    batch: dict[str, Any] = dict(global_batch=16, seq=SEQ, capacity=1.5)
+    plan = Plan.of(model, instance="trn2.48xlarge", mesh="dp=2,ep=4,tp=2", **batch)
     found = [i for i in price_plan(plan).exchanges if i.operation == "all_to_all"]
     slots = int(1.5 * 2 * SEQ // 2)
     passes = 16 // (2 * 4)

@@ -126,7 +126,7 @@ def _run(kernel: Kernel, settings: Settings, args: tuple, kwargs: dict) -> Simul
     with threadpool_limits(1):  # the number of threads changes bits
         results = launch.run(body)
     cores = [session.core for session in launch.sessions]
-    if finish(cores, kernel.schedule):
+    if finish(cores, kernel.schedule, launch.findings if settings.hazards == "report" else None):
         cores = retime([core.trace for core in cores], settings.chip)
     return result_of(kernel, launch, results, cores)
 

@@ -26,7 +26,8 @@ class _Life:
 def place(memory: KernelMemory, entries: Sequence[Entry]) -> bool:
     """Gives the tensors of an overflowing memory new addresses; whether it did.
 
-    Raises OutOfMemory, with the line of the first allocation that did not fit.
+    Raises OutOfMemory, with the line of the first allocation that did not fit; then all tensors
+    are where they were.
     """
     if memory.overflow is None:
         return False
@@ -35,13 +36,15 @@ def place(memory: KernelMemory, entries: Sequence[Entry]) -> bool:
         if not life.read:
             life.last = memory.released.get(id(life.tensor), len(entries))
     error, line = memory.overflow
-    layout = memory.empty()
+    layout, before = memory.empty(), [(life.tensor, life.tensor.address) for life in lives]
     active: list[_Life] = []
     for life in lives:
         for dead in [one for one in active if one.last < life.first]:
             layout.free(dead.tensor)
             active.remove(dead)
         if not layout.move(life.tensor):
+            for tensor, address in before:
+                tensor.address = address
             raise at_line(error, line)
         active.append(life)
     memory.peak = layout.peak

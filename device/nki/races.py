@@ -115,7 +115,8 @@ class Races:
                 if _place(own.view) == _place(access.view):
                     return True
                 touched.add(own.view)
-        return touched.covers(access.view)
+        mask = touched.mask(access.view)
+        return bool((mask if access.rows is None else mask[access.rows]).all())
 
 
 def _place(view: View) -> tuple:

@@ -7,9 +7,10 @@ cores meet in the same order, so the times are to the picosecond those of a new 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 
 from ..chip import Chip
-from ..errors import BadInput
+from ..errors import BadInput, OutOfMemory
 from ..isa.base import Instruction
 from .interconnect import Landed, Offer, Stand, land_alone
+from .memory import KernelMemory
 from .placement import place
 from .timeline import KernelCore
 from .trace import Collected, Entry, Issued, Met, Trace
@@ -157,20 +158,37 @@ class _Run:
         )
 
 
-def finish(cores: Sequence[KernelCore], schedule: Sequence[tuple]) -> bool:
+def finish(
+    cores: Sequence[KernelCore],
+    schedule: Sequence[tuple],
+    findings: dict[str, str] | None = None,
+) -> bool:
     """Gives the tensors of a kernel that has ended their places, and its instructions their order;
     whether it has to be timed again with them.
 
-    `schedule` has the pairs of names of `with_schedule`. Raises OutOfMemory.
+    `schedule` has the pairs of names of `with_schedule`. Raises OutOfMemory for tensors that do not
+    fit in program order, or notes it in `findings`: the vendor's compiler may have an order in
+    which they do, and they stay beyond the end of the memory.
     """
     again = False
     for core in cores:
         core.finish()
         trace = core.trace
         trace.after += [*_blocks(trace), *_scheduled(trace, schedule)]
-        moved = [place(memory, trace.entries) for memory in (core.sbuf, core.psum)]
-        again |= any(moved) or bool(trace.after)
+        for memory in (core.sbuf, core.psum):
+            again |= _placed(memory, trace, findings)
+        again |= bool(trace.after)
     return again
+
+
+def _placed(memory: KernelMemory, trace: Trace, findings: dict[str, str] | None) -> bool:
+    try:
+        return place(memory, trace.entries)
+    except OutOfMemory as error:
+        if findings is None:
+            raise
+        findings.setdefault(getattr(error, "line", ""), str(error))
+        return False
 
 
 def _blocks(trace: Trace) -> list[tuple[int, int]]:
