@@ -378,7 +378,7 @@ def _wrong(call):
         (lambda x: nisa.tensor_copy(x, 3.0), "src: 3.0 is not valid; allowed: an NKI tensor"),
         (lambda x: nisa.memset(x, 0, engine=VECTOR), "engine: vector is not valid; allowed: one"),
         (
-            lambda x: nisa.dma_copy(x, x, oob_mode=7),
+            lambda x: nisa.dma_copy(x, x, oob_mode=7),  # type: ignore[arg-type]
             "oob_mode: 7 is not valid; allowed: one of",
         ),
         (lambda x: nisa.iota(x, 3), r"pattern: 3 is not valid; allowed: \[\[step, count\], ...\]"),

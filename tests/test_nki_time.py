@@ -4,6 +4,7 @@ import importlib.util
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +16,11 @@ from trnsim.device.nki.result import SimulationResult
 from trnsim.device.overlay import apply_overlay, parse_overlay
 from trnsim.device.units import cycles_ps
 
-from . import nki_kernels as kernels
+from . import nki_kernels
 from .nki_kernels import nisa, nki, nl
 
 CHIP = load_chip("trn2")
+kernels: Any = nki_kernels
 RANDOM = np.random.default_rng(5)
 
 

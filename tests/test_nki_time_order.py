@@ -1,5 +1,8 @@
 """Orders of a kernel's instructions: the scheduler's, and those that a kernel asks for."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,13 +15,14 @@ from trnsim.device.nki import simulate
 from trnsim.device.nki.dependences import Dependences
 from trnsim.device.nki.greedy import WINDOW, greedy
 from trnsim.device.nki.result import SimulationResult
-from trnsim.device.nki.trace import Issued
+from trnsim.device.nki.trace import Entry
 from trnsim.device.units import cycles_ps
 
-from . import nki_kernels as kernels
+from . import nki_kernels
 from .nki_kernels import nisa, nki, nl
 
 CHIP = load_chip("trn2")
+kernels: Any = nki_kernels
 X = np.ones((128, 512), np.float32)
 LONG = 512
 
@@ -147,7 +151,7 @@ def test_the_order_is_one_of_the_same_instructions_that_keeps_every_dependence(k
     assert result.bracket[0] >= result.bounds[0] * (len(result.cores) == 1)
 
 
-def brute_force(entries: list[Issued]) -> list[set[int]]:
+def brute_force(entries: Sequence[Entry]) -> list[set[int]]:
     """Pairs that share bytes, one of which writes them: by comparison of all."""
 
     def meet(one: tuple[View, ...], other: tuple[View, ...]) -> bool:
@@ -208,7 +212,7 @@ def test_the_scheduler_looks_no_further_than_its_window():
 # ---- orders that a kernel asks for -------------------------------------------------------------
 
 
-def two(hook=None):
+def two(hook=None) -> Any:
     """Independent instructions on Scalar and Vector; `hook` gets their handles."""
 
     @nki.jit
