@@ -1,7 +1,6 @@
 """`trnsim plan`: what a training step takes, where it goes, and whether it fits."""
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -48,6 +47,10 @@ SEARCHED = (
 @click.option(
     "--order", default=None, metavar="AXES",
     help="Numbering of ranks, slowest axis first.  [default: pp,dp,ep,cp,tp]",
+)  # fmt: skip
+@click.option(
+    "--rank-file", type=click.Path(), default=None, metavar="FILE",
+    help="The core of each rank, as `trnsim place --out` writes.  [default: rank r on core r]",
 )  # fmt: skip
 @click.option("--streams", default=2, show_default=True, help="Collective streams per rank.")
 @click.option("--bucket", default=None, metavar="SIZE", help="Of gradients.  [default: 512MiB]")
@@ -105,6 +108,8 @@ def plan(
     """
     if trace is not None and not trace.absolute().parent.is_dir():
         raise BadFile(f"{trace}: its folder does not exist")
+    if trace is not None and trace.is_dir():
+        raise BadFile(f"{trace}: is a folder")
     searched: dict[str, Any] = {}
     if searching:
         asked["mesh"], asked["recompute"], searched = _found(model, dict(asked), top, as_json)
@@ -213,6 +218,8 @@ def _failures(asked: dict[str, Any]) -> Any:
 
 def _slow_ranks(slow: Sequence[str], machine: Any) -> list[tuple[int, float]]:
     """(rank, factor) of all ranks on slow chips."""
+    from .plans.clocks import MOST_SLOWER
+
     where, found = machine.placement, []
     for text in slow:
         chip, _, factor = text.partition("=")
@@ -223,8 +230,8 @@ def _slow_ranks(slow: Sequence[str], machine: Any) -> list[tuple[int, float]]:
             times = float(factor)
         except ValueError:
             times = 0.0
-        if not 1 <= times < math.inf:
-            raise BadInput("--slow-chip", text, "CHIP=FACTOR with a factor of 1 or more", "12=1.5")
+        if not 1 <= times <= MOST_SLOWER:
+            raise BadInput("--slow-chip", text, f"CHIP=FACTOR with a factor of 1 to {MOST_SLOWER}")
         per_chip = where.instance.chip.cores // where.lnc
         cores = range(int(chip) * per_chip, (int(chip) + 1) * per_chip)
         found += [(rank, times) for rank, slot in enumerate(where.slots) if slot in cores]
