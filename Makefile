@@ -23,6 +23,7 @@ bench: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/transfers.py
 	$(BIN)/python benchmarks/steps.py
 	$(BIN)/python benchmarks/collectives.py
+	$(BIN)/python benchmarks/kernels.py
 
 calibrate: $(VENV)/installed
 	$(BIN)/trnsim calibrate

@@ -127,6 +127,9 @@ def kernel(
         except Exception as error:
             raise failed(error) from error
         variants = {path: result.retimed(other) for path, other in others.items()}
+        for one in (result, *variants.values()):
+            if one.whole:
+                _ = one.bracket  # kept by the result; takes a while for long kernels
     write_trace(trace, result)
     if as_json:
         numbers = summary(result, kernel, positional, named) | {"overlays": overlaid(variants)}

@@ -11,7 +11,8 @@ import pytest
 
 from trnsim.cluster.collective import instance_site
 from trnsim.cluster.communicator import Communicator
-from trnsim.cluster.kernel_ranks import Ranked, RanksResult, simulate_ranks
+from trnsim.cluster.kernel_execution import Ranked
+from trnsim.cluster.kernel_ranks import RanksResult, simulate_ranks
 from trnsim.device.chip import load_chip
 from trnsim.device.errors import (
     BadInput,

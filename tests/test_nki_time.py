@@ -1,6 +1,7 @@
 """Times of kernels: retiming, runs without values, lives of tensors, and published figures."""
 
 import importlib.util
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from trnsim.cluster.cli import main
 from trnsim.device.chip import load_chip
 from trnsim.device.errors import BadInput, OutOfMemory
 from trnsim.device.nki import simulate
@@ -28,7 +30,18 @@ def floats(*shape) -> np.ndarray:
     return RANDOM.standard_normal(shape).astype(np.float32)
 
 
+def loaded(*place: str):
+    """A Python file of this repository as a module."""
+    path = Path(__file__).parents[1].joinpath(*place)
+    spec = importlib.util.spec_from_file_location(f"loaded_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 RUNS = [
+    (loaded("examples", "nki_matmul.py").matmul, (floats(256, 256), floats(256, 512))),
     (kernels.tensor_add, (floats(256, 1024), floats(256, 1024))),
     (kernels.matmul, (floats(256, 256), floats(256, 1024))),
     (kernels.softmax, (floats(128, 300),)),
@@ -38,7 +51,7 @@ RUNS = [
     (kernels.exchange_through_hbm[2], (floats(128, 64),)),
     (kernels.loop_by_register, (floats(128, 8), np.array([[3]], np.int32))),
 ]
-NAMES = [run[0].function.__name__ for run in RUNS]
+NAMES = [f"{run[0].function.__module__}.{run[0].function.__name__}" for run in RUNS]
 OVERLAY = """
 [trn2.core]
 semaphore_ps = { value = "41ns", unit = "time", status = "assumed", source = "t", note = "x" }
@@ -82,6 +95,22 @@ def test_what_changes_a_kernel_is_not_retimed(chip, message):
     result = simulate(kernels.softmax, floats(128, 8))
     with pytest.raises(BadInput, match=message):
         result.retimed(chip)
+
+
+def test_the_command_times_one_run_on_several_overlays(capsys, monkeypatch, tmp_path):
+    (tmp_path / "other.toml").write_text(OVERLAY)
+    (tmp_path / "same.toml").write_text("[trn2.core]\n")
+    words = [f"{kernels.__file__}:tensor_add", "--arg", "f32[128,512]", "--arg", "f32[128,512]"]
+    words += ["--time-only", "--trace", tmp_path / "trace.json", "--json"]
+    words += ["--overlay", tmp_path / "other.toml", "--overlay", tmp_path / "same.toml"]
+    monkeypatch.setattr(sys, "argv", ["trnsim", "kernel", *map(str, words)])
+    main()
+    numbers = json.loads(capsys.readouterr().out)
+    x = floats(128, 512)
+    for found, chip in zip((numbers, *numbers["overlays"]), (CHIP, OTHER, CHIP), strict=True):
+        want = simulate(kernels.tensor_add, x, x, chip=chip).bracket
+        assert found["bracket_ps"] == dict(zip(("greedy", "program"), want, strict=True))
+    assert numbers["time_ps"] == numbers["bracket_ps"]["program"]
 
 
 # ---- without values ----------------------------------------------------------------------------
@@ -246,16 +275,7 @@ def test_zeros_that_another_instruction_uses_are_written():
 # ---- published figures -------------------------------------------------------------------------
 
 
-def _benchmark():
-    place = Path(__file__).parents[1] / "benchmarks" / "kernels.py"
-    spec = importlib.util.spec_from_file_location("kernel_benchmark", place)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-BENCHMARK = _benchmark()
+BENCHMARK = loaded("benchmarks", "kernels.py")
 
 
 @pytest.fixture(scope="module")

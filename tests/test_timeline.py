@@ -119,6 +119,42 @@ def test_transfers_use_what_earlier_ones_leave_idle():
     assert t.busy["dma"] == 170
 
 
+def test_a_queue_triggers_in_order_as_descriptors_are_made():
+    """One trigger in 30: the data of three transfers overlap, and a waiting one holds the rest."""
+    t = Timeline(dma_start_ps=20, dma_dge_ps=30, dma_semaphore_ps=7, record=True)
+    a, b, c, d, e = tiles(5)
+    x, y = values(2)
+    t.add("vector", 100, [], [e], "v")
+    t.add("dma", 80, [x], [a], "a", "load", work=10)  # triggered at 0
+    t.add("dma", 80, [x], [b], "b", "load", work=10)  # at 30
+    t.add("dma", 80, [e], [y], "c", "load", work=10)  # at 100, when v has ended
+    t.add("dma", 80, [x], [d], "d", "load", work=10)  # at 130
+    t.add("dma", 80, [x], [c], "e", "other", work=10)  # at 0; the engines are taken from 20 to 30
+    assert [event[2:4] for event in t.events[1:]] == [
+        (20, 100), (50, 130), (120, 200), (150, 230), (30, 110),
+    ]  # fmt: skip
+    assert t.busy["dma"] == 50
+
+
+def test_the_work_of_a_queue_is_done_in_order():
+    """A transfer whose work lasts longer than making the next descriptors delays the next data."""
+    t = Timeline(dma_start_ps=20, dma_dge_ps=30, record=True)
+    a, b = tiles(2)
+    (x,) = values(1)
+    t.add("dma", 50, [x], [a], "a", "load", work=90)
+    t.add("dma", 50, [x], [b], "b", "load", work=5)
+    assert [event[2:4] for event in t.events] == [(20, 110), (110, 160)]
+
+
+def test_an_instruction_starts_no_sooner_than_it_is_told():
+    t = timeline()
+    a, b = tiles(2)
+    (x,) = values(1)
+    t.add("vector", 10, [], [a], "v", after=40)
+    t.add("dma", 10, [x], [b], "d", "load", after=100)
+    assert [event[2:4] for event in t.events] == [(40, 50), (120, 130)]
+
+
 def test_hbm_hazards():
     """Transfers to and from one HBM tensor wait for each other only where they overlap."""
     t = timeline()
