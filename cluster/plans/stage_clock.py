@@ -34,8 +34,6 @@ Part = tuple[Stretch | Send | Receive, int | None]
 """A step to another stage, or steps between two of them, and the layer that they stand in."""
 Pace = Callable[[int, int], Array | None]
 """(stage, task index) -> float[1 or classes] by which compute takes longer; None for 1."""
-Traced = dict[int, int]
-"""Stage -> the rank at its first place, whose events are kept."""
 
 
 @dataclass(frozen=True, slots=True)
