@@ -111,6 +111,8 @@ def plan(
     if trace is not None and trace.is_dir():
         raise BadFile(f"{trace}: is a folder")
     searched: dict[str, Any] = {}
+    if searching and asked.get("rank_file") is not None:
+        raise BadInput("--rank-file", asked["rank_file"], "only without --search")
     if searching:
         asked["mesh"], asked["recompute"], searched = _found(model, dict(asked), top, as_json)
     with Console(stderr=True).status("building and pricing"):
