@@ -4,11 +4,13 @@
 
 A fenced block whose first line is `$ COMMAND` holds a command for bash, run from the root of the
 repository with `trnsim` on the PATH, and its output; blanks at the ends of lines are cut off. A
-command may go on after a backslash. With --check nothing is written, and what differs is named.
+command may go on after a backslash. A page's picture NAME.png that a study of the same name draws
+into out/NAME is renewed as well. With --check nothing is written, and what differs is named.
 """
 
 import argparse
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +48,13 @@ def renewed(text: str) -> str:
     return BLOCK.sub(block, text)
 
 
+def renew_pictures(text: str, folder: Path) -> None:
+    """Pictures of a page in `folder` as the studies that the page runs drew them."""
+    for name in re.findall(r"\]\((\w+)\.png\)", text):
+        for drawn in (ROOT / "out" / name).glob("*.png"):
+            shutil.copy(drawn, folder / f"{name}.png")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
@@ -58,8 +67,9 @@ def main() -> None:
         if new != old and asked.check:
             print(f"{path}: its outputs are not those of today")
             different = True
-        elif new != old:
+        elif not asked.check:
             path.write_text(new)
+            renew_pictures(new, path.parent)
     sys.exit(different)
 
 

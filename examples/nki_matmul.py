@@ -22,9 +22,13 @@ def matmul(lhs_t, rhs):
     (k, m), (_, n) = lhs_t.shape, rhs.shape
     p, f = nl.tile_size.pmax, nl.tile_size.gemm_moving_fmax
     out = nl.ndarray((m, n), dtype=lhs_t.dtype, buffer=nl.shared_hbm)
-    right = [nl.load(rhs[nl.ds(c * p, p)]) for c in range(k // p)]
+    right = []
+    for c in range(k // p):
+        right.append(nl.load(rhs[nl.ds(c * p, p)]))
     for i in range(m // p):
-        left = [nl.load(lhs_t[nl.ds(c * p, p), nl.ds(i * p, p)]) for c in range(k // p)]
+        left = []
+        for c in range(k // p):
+            left.append(nl.load(lhs_t[nl.ds(c * p, p), nl.ds(i * p, p)]))
         row = nl.ndarray((p, n), dtype=out.dtype, buffer=nl.sbuf)
         for j in range(n // f):
             total = nl.ndarray((p, f), dtype=nl.float32, buffer=nl.psum)
