@@ -13,6 +13,7 @@ row is left out.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from scipy.optimize import brentq
 
@@ -65,7 +66,8 @@ def fit(models: Sequence[StepModel]) -> float:
         return HIGH
     if balance(LOW) <= 0:
         return LOW
-    return round(brentq(balance, LOW, HIGH, xtol=10**-DIGITS / 2), DIGITS)
+    root: Any = brentq(balance, LOW, HIGH, xtol=10**-DIGITS / 2)
+    return round(float(root), DIGITS)
 
 
 @dataclass(frozen=True)
