@@ -28,6 +28,7 @@ bench: $(VENV)/installed-dev
 
 calibrate: $(VENV)/installed
 	$(BIN)/trnsim calibrate
+	$(BIN)/trnsim calibrate --steps
 
 # What the commands in the documentation print today.
 docs: $(VENV)/installed

@@ -66,8 +66,8 @@ def fit(models: Sequence[StepModel]) -> float:
         return HIGH
     if balance(LOW) <= 0:
         return LOW
-    root: Any = brentq(balance, LOW, HIGH, xtol=10**-DIGITS / 2)
-    return round(float(root), DIGITS)
+    found: Any = brentq(balance, LOW, HIGH, xtol=10**-DIGITS / 2)  # typed for `full_output` too
+    return round(found, DIGITS)
 
 
 @dataclass(frozen=True)

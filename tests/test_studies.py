@@ -134,6 +134,12 @@ def test_columns_of_a_command_are_those_that_its_points_have(tmp_path, text):
     assert set(found) - set(kind.columns) <= {"dp_hops", "tp_hops"}
 
 
+def test_a_point_does_not_search(tmp_path):
+    study = study_of(tmp_path, PLAN.replace("[fixed]", "[fixed]\nsearch = true"))
+    with pytest.raises(BadInput, match="^search: True is not valid"):
+        RUNNERS[study.run].run(dict(study.fixed) | dict(study.points[0]))
+
+
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.toml")), ids=lambda file: file.stem)
 def test_examples_are_studies(file):
     check(read_study(file, tuple(RUNNERS)))

@@ -161,12 +161,18 @@ def _plan_command() -> click.Command:
     return plan
 
 
+_OF_THE_COMMAND = ("trace", "strict", "as_json", "searching", "top")
+"""Options of `trnsim plan` that say what to show, not what to price."""
+
+
 def _plan(asked: Mapping[str, Any]) -> dict[str, Any]:
     """A training step. `exposed_communication` and `bubble` are shares of the step."""
     from ..cli_plan import _wanted
     from ..plans.result import price_plan
 
-    options = {key: asked[key] for key in asked if key not in ("trace", "strict", "as_json")}
+    if asked["searching"]:
+        raise BadInput("search", True, "nothing: a point of a study has its degrees")
+    options = {key: asked[key] for key in asked if key not in _OF_THE_COMMAND}
     plan, how = _wanted(options.pop("model"), options)
     result = price_plan(plan, **how)
     where = plan.machine.placement
