@@ -7,12 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 
 from trnsim.device.errors import BadFile, BadInput, OutOfMemory
 from trnsim.device.units import format_bytes, parse_bytes, parse_duration
 
 from .cli_collective import _console, _show
+
+SEARCHED = (
+    "instance", "nodes", "lnc", "global_batch", "microbatch", "seq", "dtype", "zero", "schedule",
+    "order", "streams", "early_all_gather", "late_reduce_scatter", "dropout", "capacity",
+    "algorithm", "overlay", "seed",
+)  # fmt: skip
+"""Options that every candidate of a search has."""
 
 
 @click.command()
@@ -78,12 +86,20 @@ from .cli_collective import _console, _show
 @click.option("--checkpoint-every", default=None, metavar="TIME", help="Of work.  [default: best]")
 @click.option("--restart", default="300s", show_default=True, help="Time to start again.")
 @click.option(
+    "--search", "searching", is_flag=True,
+    help="Find the degrees that are not given in --mesh, and the recomputation if it is not given.",
+)  # fmt: skip
+@click.option("--top", default=8, show_default=True, help="Candidates of --search that are shown.")
+@click.option(
     "--trace", type=click.Path(path_type=Path), default=None,
     help="Write a trace for ui.perfetto.dev: a track per stage and stream.",
 )  # fmt: skip
 @click.option("--strict", is_flag=True, help="Refuse a plan that does not fit into HBM.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def plan(model: str, trace: Path | None, strict: bool, as_json: bool, **asked: Any) -> None:
+def plan(
+    model: str, trace: Path | None, strict: bool, as_json: bool, searching: bool, top: int,
+    **asked: Any,
+) -> None:  # fmt: skip
     """Price a training step of MODEL: a config.json of Hugging Face, or a shipped model's name.
 
     Times are modelled (virtual) time of the hardware, not of this machine. A rank is a logical
@@ -94,6 +110,11 @@ def plan(model: str, trace: Path | None, strict: bool, as_json: bool, **asked: A
         raise BadFile(f"{trace}: its folder does not exist")
     if trace is not None and trace.is_dir():
         raise BadFile(f"{trace}: is a folder")
+    searched: dict[str, Any] = {}
+    if searching and asked.get("rank_file") is not None:
+        raise BadInput("--rank-file", asked["rank_file"], "only without --search")
+    if searching:
+        asked["mesh"], asked["recompute"], searched = _found(model, dict(asked), top, as_json)
     with Console(stderr=True).status("building and pricing"):
         from .plans.result import simulate
         from .report.plan_tables import document, plan_view
@@ -111,7 +132,7 @@ def plan(model: str, trace: Path | None, strict: bool, as_json: bool, **asked: A
     if trace is not None:
         _write_trace(trace, timeline.events)
     if as_json:
-        click.echo(json.dumps(document(result), indent=2))
+        click.echo(json.dumps(document(result) | searched, indent=2))
     else:
         _show(_console(), plan_view(result))
 
@@ -139,6 +160,38 @@ def _wanted(model: str, asked: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         seed=asked["seed"],
     )
     return wanted, how
+
+
+def _found(
+    model: str, asked: dict[str, Any], top: int, as_json: bool
+) -> tuple[str, str, dict[str, Any]]:
+    """Mesh and recomputation of the best plan, and what it was compared with, for JSON; shows that
+    otherwise."""
+    from rich.progress import Progress
+
+    from .plans.search import fixed_degrees, search
+    from .report.search_tables import search_document, search_view
+
+    given = click.get_current_context().get_parameter_source
+    mesh, recompute = asked.pop("mesh"), asked.pop("recompute")
+    chosen = {name: asked[name] for name in SEARCHED}
+    if given("recompute") is not ParameterSource.DEFAULT:
+        chosen["recompute"] = recompute
+    if asked["bucket"] is not None:
+        chosen["bucket_bytes"] = parse_bytes(asked["bucket"], "--bucket")
+    kept = fixed_degrees(mesh if given("mesh") is not ParameterSource.DEFAULT else None)
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("meshes", total=None)
+        candidates = search(
+            model, fixed=kept, **chosen,
+            progress=lambda done, of: bar.update(task, completed=done, total=of),
+        )  # fmt: skip
+    best = candidates[0]
+    if best.result is None:
+        raise OutOfMemory(f"no degrees fit; the least needs {best.why.partition(': ')[2]}")
+    if not as_json:
+        _show(_console(), search_view(candidates, top))
+    return str(best.plan.mesh), best.plan.recompute, {"search": search_document(candidates)}
 
 
 def _remedy(wanted: Any) -> str:

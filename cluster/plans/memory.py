@@ -6,10 +6,12 @@ its compiled kernels' temporaries and constants besides.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
+
+import numpy as np
 
 from trnsim.device.chip import Chip
 
@@ -27,6 +29,8 @@ USES = {
     "coordinate": "batch",
 }
 """Role of a value -> the line of the breakdown that it counts in."""
+LINES = (*dict.fromkeys(USES.values()), "workspace")
+WORKSPACE = LINES.index("workspace")
 ALWAYS = ("parameter", "optimizer", "batch", "coordinate")
 
 Name = tuple[str, int | None, int | None]
@@ -57,10 +61,10 @@ class Memory:
 class _Effect:
     """What a task does to the values of all microbatches (`common`) and of its own (`mine`).
 
-    peak: bytes by use of both, with workspace, where that is largest.
+    peak: int64[LINES] bytes of both, with workspace, where that is largest.
     """
 
-    peak: Counter[str]
+    peak: np.ndarray
     common: Names
     mine: Names
 
@@ -77,7 +81,7 @@ class _Place(NamedTuple):
     shift: int | None  # None: not layered
     chunked: bool
     own: bool  # of the task's microbatch
-    use: str
+    line: int
     nbytes: int
 
 
@@ -97,25 +101,26 @@ class _Walk:
         self.microbatches = len({task.microbatch for task in stage.tasks} - {-1})
         self.changes: dict[int, _Change] = {}
         self.effects: dict[tuple[int, Names, Names], _Effect] = {}
-        self.sizes: dict[Names, Counter[str]] = {}
+        self.sizes: dict[Names, np.ndarray] = {}
         self.common: Names = frozenset(self._always())
         self.micro: dict[int, Names] = {}
 
     def peak(self) -> Memory:
         """Walks through the step. The first of equal peaks counts."""
-        live, most, at = self._uses(self.common), Counter[str](), ""
+        live, most, top, at = self._uses(self.common), np.zeros(len(LINES), np.int64), 0, ""
         for task in self.stage.tasks:
             effect = self._effect(task)
             mine = self.micro.get(task.microbatch, frozenset())
             others = live - self._uses(self.common) - self._uses(mine)
             here = others + effect.peak
-            if here.total() > most.total():
-                most, at = here, _describe(task)
+            total = int(here.sum())
+            if total > top:
+                most, top, at = here, total, _describe(task)
             self.common, self.micro[task.microbatch] = effect.common, effect.mine
             live = others + self._uses(effect.common) + self._uses(effect.mine)
-        chip = self.machine.chip
-        most["runtime"] = chip.hbm_microcode_bytes * self.machine.lnc
-        return Memory(self.stage.stage, dict(most), at)
+        uses = {line: n for line, n in zip(LINES, most.tolist(), strict=True) if n}
+        uses["runtime"] = self.machine.chip.hbm_microcode_bytes * self.machine.lnc
+        return Memory(self.stage.stage, uses, at)
 
     def _effect(self, task: Task) -> _Effect:
         mine = self.micro.get(task.microbatch, frozenset())
@@ -125,8 +130,8 @@ class _Walk:
         return self.effects[key]
 
     def _new_effect(self, task: Task, common: set[Name], mine: set[Name]) -> _Effect:
-        live = self._uses(frozenset(common)) + self._uses(frozenset(mine))
-        most, total = Counter(live), live.total()
+        live = (self._uses(frozenset(common)) + self._uses(frozenset(mine))).tolist()
+        most, total = list(live), sum(live)
         top = total
         for step, layer in steps_of(task.body):
             change = self._change(step)
@@ -141,13 +146,13 @@ class _Walk:
                 else:
                     names.add(name)
                 nbytes = -place.nbytes if change.frees else place.nbytes
-                live[place.use] += nbytes
+                live[place.line] += nbytes
                 total += nbytes
             if not change.frees and total + change.workspace > top:
                 top = total + change.workspace
-                most = Counter(live)
-                most["workspace"] = change.workspace
-        return _Effect(most, frozenset(common), frozenset(mine))
+                most = list(live)
+                most[WORKSPACE] = change.workspace
+        return _Effect(np.array(most, np.int64), frozenset(common), frozenset(mine))
 
     def _change(self, step: Step) -> _Change:
         if id(step) not in self.changes:
@@ -164,8 +169,8 @@ class _Walk:
             ref.shift if value.layered else None,
             value.micro and not value.layered,
             value.micro and value.role not in ALWAYS,
-            USES[value.role],
-            self._nbytes((ref.name, None, None)),
+            self._line(ref.name),
+            self._nbytes(ref.name),
         )
 
     def _ending(self, step: Free) -> list[Ref]:
@@ -176,32 +181,39 @@ class _Walk:
         of_layer = layer + ref.shift if value.layered and layer is not None else None
         return ref.name, of_layer, chunk if value.micro and not value.layered else None
 
-    def _use(self, name: Name) -> str:
-        return USES[self.stage.values[name[0]].role]
+    def _line(self, name: str) -> int:
+        return LINES.index(USES[self.stage.values[name].role])
 
-    def _nbytes(self, name: Name) -> int:
-        value = self.stage.values[name[0]]
+    def _nbytes(self, name: str) -> int:
+        value = self.stage.values[name]
         count = self.microbatches if value.micro and value.role in ALWAYS else 1
         return value.type.nbytes * count
 
-    def _uses(self, names: Names) -> Counter[str]:
+    def _uses(self, names: Names) -> np.ndarray:
         if names not in self.sizes:
-            found: Counter[str] = Counter()
-            for name in names:
-                found[self._use(name)] += self._nbytes(name)
+            found = np.zeros(len(LINES), np.int64)
+            counted = Counter(name for name, _, _ in names)
+            for name, count in counted.items():
+                found[self._line(name)] += self._nbytes(name) * count
             self.sizes[names] = found
         return self.sizes[names]
 
     def _always(self) -> Iterator[Name]:
         """Values that are there throughout: those that some step uses."""
         seen: set[tuple[int, int]] = set()
+        refs: dict[int, list[Ref]] = {}
         for task in self.stage.tasks:
-            if (id(task.body), task.chunk) not in seen:
-                seen.add((id(task.body), task.chunk))
-                for step, layer in steps_of(task.body):
-                    for ref in (*_read(step), *_written(step)):
-                        if self.stage.values[ref.name].role in ALWAYS:
-                            yield self._name(ref, layer, task.chunk)
+            if (id(task.body), task.chunk) in seen:
+                continue
+            seen.add((id(task.body), task.chunk))
+            for step, layer in steps_of(task.body):
+                if id(step) not in refs:
+                    refs[id(step)] = list(self._kept((*_read(step), *_written(step))))
+                for ref in refs[id(step)]:
+                    yield self._name(ref, layer, task.chunk)
+
+    def _kept(self, refs: Iterable[Ref]) -> Iterator[Ref]:
+        return (ref for ref in refs if self.stage.values[ref.name].role in ALWAYS)
 
 
 def workspace(segment: Segment, machine: Machine) -> int:
