@@ -161,12 +161,17 @@ def _plan_command() -> click.Command:
     return plan
 
 
+_OF_THE_TERMINAL = ("trace", "strict", "as_json", "searching", "top")
+
+
 def _plan(asked: Mapping[str, Any]) -> dict[str, Any]:
     """A training step. `exposed_communication` and `bubble` are shares of the step."""
     from ..cli_plan import _wanted
     from ..plans.result import price_plan
 
-    options = {key: asked[key] for key in asked if key not in ("trace", "strict", "as_json")}
+    if asked["searching"]:
+        raise BadInput("search", True, "points of a study are plans; vary their degrees", False)
+    options = {key: asked[key] for key in asked if key not in _OF_THE_TERMINAL}
     plan, how = _wanted(options.pop("model"), options)
     result = price_plan(plan, **how)
     where = plan.machine.placement
