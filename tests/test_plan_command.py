@@ -10,6 +10,7 @@ from trnsim.cluster.cli_plan import plan as command
 from trnsim.cluster.instances import load_instance
 from trnsim.cluster.placing.rank_file import Cores, rank_file
 from trnsim.cluster.plans.clocks import MOST_SLOWER, Conditions
+from trnsim.cluster.plans.fitting import remedies
 from trnsim.device.errors import BadFile, BadInput, TrnsimError
 
 from .test_plans_time_models import planned, price_plan
@@ -36,6 +37,18 @@ def test_slowest_of_all_still_has_a_clock():
     slow = Conditions(slow=((0, MOST_SLOWER),), jitter=MOST_SLOWER)
     plan = planned("dp=4,tp=1", global_batch=8)
     assert price_plan(plan).step < price_plan(plan, conditions=slow).step < 2**62
+
+
+def test_times_without_end_are_refused():
+    for option in ("--mtbf", "--checkpoint", "--restart", "--checkpoint-every"):
+        words = ["--mtbf", "5000h", option, f"1{'0' * 400}h"]
+        assert "inf is not valid" in str(refused(*words))
+
+
+def test_remedies_of_a_plan_without_data_parallelism():
+    """Optimizer states cannot be sharded; recomputation alone is left."""
+    found = remedies(planned("tp=4,dp=1", global_batch=4, microbatch=4))
+    assert {how for how, _ in found} == {"recompute full", "recompute selective", "microbatch 2"}
 
 
 def test_nodes_are_named():
