@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider
 
-.PHONY: demo test lint bench calibrate clean
+.PHONY: demo test lint bench calibrate docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/trnsim train examples/gpt.py --instance trn2.3xlarge --lnc 2 --mesh dp=2,tp=2 \
@@ -24,9 +24,15 @@ bench: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/steps.py
 	$(BIN)/python benchmarks/collectives.py
 	$(BIN)/python benchmarks/kernels.py
+	$(BIN)/python benchmarks/plans.py
 
 calibrate: $(VENV)/installed
 	$(BIN)/trnsim calibrate
+	$(BIN)/trnsim calibrate --steps
+
+# What the commands in the documentation print today.
+docs: $(VENV)/installed
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python docs/outputs.py
 
 # The package is installed as a user would install it, and again whenever a source file changes.
 SOURCES := pyproject.toml $(shell find device collectives cluster -name '*.py' -o -name '*.toml' -o -name '*.csv')

@@ -1,18 +1,24 @@
-"""`trnsim calibrate`: constants from measured collectives, and how well they do."""
+"""`trnsim calibrate`: constants from measured collectives and steps, and how well they do."""
 
 import json
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
 
 from trnsim.device.errors import BadFile, BadInput
 
+if TYPE_CHECKING:
+    from .calibrate import Calibration
+    from .calibrate_steps import StepCalibration
+
 
 @click.command()
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--steps", is_flag=True, help="Fit program_efficiency to training steps instead.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write the constants here (TOML).")
 @click.option("--with-shipped", is_flag=True, help="Also fit the points that come with trnsim.")
 @click.option("--no-left-out", is_flag=True, help="Do not fit without each series in turn.")
@@ -25,7 +31,7 @@ from trnsim.device.errors import BadFile, BadInput
 @click.option("--markdown", is_flag=True, help="Print Markdown.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: ps, and errors as fractions.")
 def calibrate(
-    files: tuple[Path, ...], out: Path | None, with_shipped: bool, no_left_out: bool,
+    files: tuple[Path, ...], steps: bool, out: Path | None, with_shipped: bool, no_left_out: bool,
     points: bool, markdown: bool, as_json: bool, **machine,
 ) -> None:  # fmt: skip
     """Fit the calibrated constants to measured collectives in FILES.
@@ -37,7 +43,14 @@ def calibrate(
     The constants go to --out, an overlay that other commands take by --overlay. Rates are
     fitted to slopes (time over bytes), latencies to the points that are good for it. Constants that
     the points do not depend on are left alone.
+
+    With --steps, FILES have the form of device/specs/measured_steps.toml; without any, those steps
+    are fitted. One number, what compiled programs reach of the pace of their kernels, makes the
+    worst deviation of all steps as small as it can; every deviation is shown.
     """
+    if steps:
+        _calibrate_steps(files, out, with_shipped, not no_left_out, markdown, as_json)
+        return
     from .calibrate import calibrate as run
     from .calibrate import current
     from .measured import shipped
@@ -51,15 +64,37 @@ def calibrate(
     with console.status("all series") as status:
         start = current() if files else None
         found = run(series, start=start, leave_out=not no_left_out, progress=status.update)
-    if out is not None:
-        _write(out, found.overlay_text(shlex.join(["trnsim", *sys.argv[1:]])))
-        console.print(f"wrote {out}", highlight=False)
+    _write_overlay(out, found, console)
     if as_json:
         click.echo(json.dumps(tables.calibration_json(found), indent=2))
     elif markdown:
         click.echo(tables.calibration_markdown(found))
     else:
         Console().print(tables.calibration_view(found, points=points))
+
+
+def _calibrate_steps(
+    files: tuple[Path, ...], out: Path | None, with_shipped: bool, leave_out: bool,
+    markdown: bool, as_json: bool,
+) -> None:  # fmt: skip
+    from .calibrate_steps import calibrate_steps
+    from .measured_steps import read_steps, shipped_steps
+    from .report import step_tables as tables
+
+    measured = [step for path in files for step in read_steps(path)]
+    if with_shipped or not files:
+        measured += shipped_steps()
+    _check_names([step.name for step in measured], "step")
+    console = Console(stderr=True)
+    with console.status("all steps") as status:
+        found = calibrate_steps(measured, leave_out=leave_out, progress=status.update)
+    _write_overlay(out, found, console)
+    if as_json:
+        click.echo(json.dumps(tables.steps_json(found), indent=2))
+    elif markdown:
+        click.echo(tables.steps_markdown(found))
+    else:
+        Console().print(tables.steps_view(found))
 
 
 def _series_in(path: Path, machine: dict) -> list:
@@ -74,14 +109,19 @@ def _series_in(path: Path, machine: dict) -> list:
     return [read_nccom(path, Group(operation=machine["op"], dtype="uint8", **where))]
 
 
-def _check_names(names: list[str]) -> None:
+def _check_names(names: list[str], what: str = "series") -> None:
     twice = {name for name in names if names.count(name) > 1}
     if twice:
-        raise BadInput("series", sorted(twice)[0], "each name once in all files")
+        raise BadInput(what, sorted(twice)[0], "each name once in all files")
 
 
-def _write(path: Path, text: str) -> None:
+def _write_overlay(
+    path: Path | None, found: "Calibration | StepCalibration", console: Console
+) -> None:
+    if path is None:
+        return
     try:
-        path.write_text(text, "utf-8")
+        path.write_text(found.overlay_text(shlex.join(["trnsim", *sys.argv[1:]])), "utf-8")
     except OSError as error:
         raise BadFile(f"{path}: {error.strerror or error}") from None
+    console.print(f"wrote {path}", highlight=False)

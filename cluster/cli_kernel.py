@@ -239,7 +239,7 @@ def summary(
         "findings": dict(result.findings),
         "hooks": list(result.hooks),
         "folded_memsets": result.folded,
-        "assumed": list(result.chip.assumed()),
+        "assumed": list(result.chip.assumed(without=("program",))),
     }  # fmt: skip
 
 

@@ -151,7 +151,7 @@ def summary(result: RanksResult, place: str, arguments: Sequence[str], seed: int
         ],
         "collectives": [_plain(use) for use in result.collectives],
         "findings": findings(result),
-        "assumed": list(first.chip.assumed()),
+        "assumed": list(first.chip.assumed(without=("program",))),
     }  # fmt: skip
 
 

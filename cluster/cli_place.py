@@ -52,7 +52,13 @@ if TYPE_CHECKING:
     "--heat-map", type=click.Path(path_type=Path), default=None, metavar="FILE",
     help="Write link load of the default and the best as .svg or .png.",
 )  # fmt: skip
-@click.option("--top", default=8, show_default=True, help="Placements that the table shows.")
+@click.option(
+    "--top",
+    type=click.IntRange(1),
+    default=8,
+    show_default=True,
+    help="Placements that the table shows.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def place(out: Path | None, heat_map: Path | None, top: int, as_json: bool, **asked: Any) -> None:
     """Find on which core each rank of a mesh should run.

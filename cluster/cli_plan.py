@@ -1,19 +1,26 @@
 """`trnsim plan`: what a training step takes, where it goes, and whether it fits."""
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 
 from trnsim.device.errors import BadFile, BadInput, OutOfMemory
 from trnsim.device.units import format_bytes, parse_bytes, parse_duration
 
 from .cli_collective import _console, _show
+
+SEARCHED = (
+    "instance", "nodes", "lnc", "global_batch", "microbatch", "seq", "dtype", "zero", "schedule",
+    "order", "streams", "early_all_gather", "late_reduce_scatter", "dropout", "capacity",
+    "algorithm", "overlay", "seed",
+)  # fmt: skip
+"""Options that every candidate of a search has."""
 
 
 @click.command()
@@ -40,6 +47,10 @@ from .cli_collective import _console, _show
 @click.option(
     "--order", default=None, metavar="AXES",
     help="Numbering of ranks, slowest axis first.  [default: pp,dp,ep,cp,tp]",
+)  # fmt: skip
+@click.option(
+    "--rank-file", type=click.Path(), default=None, metavar="FILE",
+    help="The core of each rank, as `trnsim place --out` writes.  [default: rank r on core r]",
 )  # fmt: skip
 @click.option("--streams", default=2, show_default=True, help="Collective streams per rank.")
 @click.option("--bucket", default=None, metavar="SIZE", help="Of gradients.  [default: 512MiB]")
@@ -75,12 +86,20 @@ from .cli_collective import _console, _show
 @click.option("--checkpoint-every", default=None, metavar="TIME", help="Of work.  [default: best]")
 @click.option("--restart", default="300s", show_default=True, help="Time to start again.")
 @click.option(
+    "--search", "searching", is_flag=True,
+    help="Find the degrees that are not given in --mesh, and the recomputation if it is not given.",
+)  # fmt: skip
+@click.option("--top", default=8, show_default=True, help="Candidates of --search that are shown.")
+@click.option(
     "--trace", type=click.Path(path_type=Path), default=None,
     help="Write a trace for ui.perfetto.dev: a track per stage and stream.",
 )  # fmt: skip
 @click.option("--strict", is_flag=True, help="Refuse a plan that does not fit into HBM.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def plan(model: str, trace: Path | None, strict: bool, as_json: bool, **asked: Any) -> None:
+def plan(
+    model: str, trace: Path | None, strict: bool, as_json: bool, searching: bool, top: int,
+    **asked: Any,
+) -> None:  # fmt: skip
     """Price a training step of MODEL: a config.json of Hugging Face, or a shipped model's name.
 
     Times are modelled (virtual) time of the hardware, not of this machine. A rank is a logical
@@ -89,6 +108,13 @@ def plan(model: str, trace: Path | None, strict: bool, as_json: bool, **asked: A
     """
     if trace is not None and not trace.absolute().parent.is_dir():
         raise BadFile(f"{trace}: its folder does not exist")
+    if trace is not None and trace.is_dir():
+        raise BadFile(f"{trace}: is a folder")
+    searched: dict[str, Any] = {}
+    if searching and asked.get("rank_file") is not None:
+        raise BadInput("--rank-file", asked["rank_file"], "only without --search")
+    if searching:
+        asked["mesh"], asked["recompute"], searched = _found(model, dict(asked), top, as_json)
     with Console(stderr=True).status("building and pricing"):
         from .plans.result import simulate
         from .report.plan_tables import document, plan_view
@@ -106,7 +132,7 @@ def plan(model: str, trace: Path | None, strict: bool, as_json: bool, **asked: A
     if trace is not None:
         _write_trace(trace, timeline.events)
     if as_json:
-        click.echo(json.dumps(document(result), indent=2))
+        click.echo(json.dumps(document(result) | searched, indent=2))
     else:
         _show(_console(), plan_view(result))
 
@@ -136,6 +162,38 @@ def _wanted(model: str, asked: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     return wanted, how
 
 
+def _found(
+    model: str, asked: dict[str, Any], top: int, as_json: bool
+) -> tuple[str, str, dict[str, Any]]:
+    """Mesh and recomputation of the best plan, and what it was compared with, for JSON; shows that
+    otherwise."""
+    from rich.progress import Progress
+
+    from .plans.search import fixed_degrees, search
+    from .report.search_tables import search_document, search_view
+
+    given = click.get_current_context().get_parameter_source
+    mesh, recompute = asked.pop("mesh"), asked.pop("recompute")
+    chosen = {name: asked[name] for name in SEARCHED}
+    if given("recompute") is not ParameterSource.DEFAULT:
+        chosen["recompute"] = recompute
+    if asked["bucket"] is not None:
+        chosen["bucket_bytes"] = parse_bytes(asked["bucket"], "--bucket")
+    kept = fixed_degrees(mesh if given("mesh") is not ParameterSource.DEFAULT else None)
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("meshes", total=None)
+        candidates = search(
+            model, fixed=kept, **chosen,
+            progress=lambda done, of: bar.update(task, completed=done, total=of),
+        )  # fmt: skip
+    best = candidates[0]
+    if best.result is None:
+        raise OutOfMemory(f"no degrees fit; the least needs {best.why.partition(': ')[2]}")
+    if not as_json:
+        _show(_console(), search_view(candidates, top))
+    return str(best.plan.mesh), best.plan.recompute, {"search": search_document(candidates)}
+
+
 def _remedy(wanted: Any) -> str:
     from .plans.fitting import remedies
 
@@ -162,6 +220,8 @@ def _failures(asked: dict[str, Any]) -> Any:
 
 def _slow_ranks(slow: Sequence[str], machine: Any) -> list[tuple[int, float]]:
     """(rank, factor) of all ranks on slow chips."""
+    from .plans.clocks import MOST_SLOWER
+
     where, found = machine.placement, []
     for text in slow:
         chip, _, factor = text.partition("=")
@@ -172,8 +232,8 @@ def _slow_ranks(slow: Sequence[str], machine: Any) -> list[tuple[int, float]]:
             times = float(factor)
         except ValueError:
             times = 0.0
-        if not 1 <= times < math.inf:
-            raise BadInput("--slow-chip", text, "CHIP=FACTOR with a factor of 1 or more", "12=1.5")
+        if not 1 <= times <= MOST_SLOWER:
+            raise BadInput("--slow-chip", text, f"CHIP=FACTOR with a factor of 1 to {MOST_SLOWER}")
         per_chip = where.instance.chip.cores // where.lnc
         cores = range(int(chip) * per_chip, (int(chip) + 1) * per_chip)
         found += [(rank, times) for rank, slot in enumerate(where.slots) if slot in cores]

@@ -23,7 +23,13 @@ from .cli_collective import _console, _show
 )  # fmt: skip
 @click.option("--address", default=None, help="A running Ray (ray://..., host:port, auto).")
 @click.option("--fresh", is_flag=True, help="Forget finished points.")
-@click.option("--top", default=12, show_default=True, help="Rows that the terminal shows.")
+@click.option(
+    "--top",
+    type=click.IntRange(1),
+    default=12,
+    show_default=True,
+    help="Rows that the terminal shows.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
 def study(study: Path, out: Path | None, runtime: str, address: str | None, fresh: bool,
           top: int, as_json: bool) -> None:  # fmt: skip
@@ -36,10 +42,11 @@ def study(study: Path, out: Path | None, runtime: str, address: str | None, fres
     from .report.study_tables import study_view
     from .studies.definition import read_study
     from .studies.run import JOURNAL, StudyRun
-    from .studies.runners import RUNNERS
+    from .studies.runners import RUNNERS, check
     from .studies.table import to_plain
 
     asked = read_study(study, tuple(RUNNERS))
+    check(asked)
     folder = out or Path("out") / study.stem
     if fresh:
         (folder / JOURNAL).unlink(missing_ok=True)

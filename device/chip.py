@@ -4,7 +4,7 @@ Times are integer picoseconds, sizes bytes, rates bytes per second, clocks hertz
 `Chip` is one entry of the spec file of the same name; `Chip.number(field)` gives its source.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib import resources
@@ -15,6 +15,7 @@ from .numbers import Number, read_entries, read_toml
 from .overlay import Overlay, parse_overlay
 
 CALIBRATED = "calibrated.toml"  # written by `trnsim calibrate`, laid over the spec files
+CALIBRATED_STEPS = "calibrated_steps.toml"  # the same, by `trnsim calibrate --steps`
 SPEC_FILES = {
     "inf2": "inferentia2", "trn1": "trainium1", "trn2": "trainium2", "trn3": "trainium3",
 }  # fmt: skip
@@ -149,8 +150,15 @@ class Links:
     efa_efficiency: float  # what collectives get of the printed EFA rate
 
 
+@dataclass(frozen=True, kw_only=True)
+class Programs:
+    """Compiled training programs as a whole."""
+
+    program_efficiency: float  # of the pace of their kernels, one by one
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Chip(Links, Dma, Memories, LaneEngines, TensorEngine, CoreTiming, ChipShape):
+class Chip(Programs, Links, Dma, Memories, LaneEngines, TensorEngine, CoreTiming, ChipShape):
     """One kind of chip. Plain data: picklable, hashable, changed by `dataclasses.replace`."""
 
     numbers: Mapping[str, Number] = field(default_factory=dict, repr=False, compare=False)
@@ -202,9 +210,16 @@ class Chip(Links, Dma, Memories, LaneEngines, TensorEngine, CoreTiming, ChipShap
             raise BadInput("number", key, f"a field of {self.title}", _nearest(key, self.numbers))
         return self.numbers[key]
 
-    def assumed(self) -> tuple[str, ...]:
-        """Keys of the numbers that nobody publishes or measured: assumed or calibrated."""
-        return tuple(key for key, number in self.numbers.items() if number.status in LEANED_ON)
+    def assumed(self, *, without: Collection[str] = ()) -> tuple[str, ...]:
+        """Keys of the numbers that nobody publishes or measured: assumed or calibrated.
+
+        without: sections of the spec files that are left out.
+        """
+        return tuple(
+            key
+            for key, number in self.numbers.items()
+            if number.status in LEANED_ON and number.section.partition(".")[0] not in without
+        )
 
 
 def _nearest(key: str, known: Mapping[str, object]) -> str | None:
@@ -233,10 +248,10 @@ def _load(file: str) -> Chip:
 
 
 @cache
-def calibrated() -> Overlay:
-    """The calibrated numbers that come with trnsim."""
-    text = (resources.files("trnsim.device.specs") / CALIBRATED).read_text("utf-8")
-    return parse_overlay(text, CALIBRATED)
+def calibrated(file: str = CALIBRATED) -> Overlay:
+    """The calibrated numbers that come with trnsim, from one of its two files."""
+    text = (resources.files("trnsim.device.specs") / file).read_text("utf-8")
+    return parse_overlay(text, file)
 
 
 def read_spec(file: str) -> tuple[dict[str, Any], dict[str, Number]]:
@@ -250,7 +265,8 @@ def read_spec(file: str) -> tuple[dict[str, Any], dict[str, Number]]:
         if isinstance(entries, Mapping):
             own = dict(read_entries(entries, f"{file}.toml", section))
             numbers = _replaced(numbers, own)
-    numbers |= dict(calibrated().get(table.get("name", ""), {}))
+    for calibration in (CALIBRATED, CALIBRATED_STEPS):
+        numbers |= dict(calibrated(calibration).get(table.get("name", ""), {}))
     return {key: table[key] for key in ("name", "title", "generation") if key in table}, numbers
 
 

@@ -104,3 +104,22 @@ def test_transposes_between_matmuls_do_not_hold_them_up():
         (kernel,) = Fused(function, *kinds).kernels
         times.append(kernel.cost(CHIP, kernel.part(0, 1)).duration)
     assert times[0] < 1.25 * times[1]
+
+
+def test_rows_that_repeat_over_a_leading_axis_keep_all_partitions_busy():
+    def place(x, rows):
+        return x + rows
+
+    kinds = jnp.zeros((4, 256, 1024), jnp.bfloat16), jnp.zeros((1, 256, 1024), jnp.bfloat16)
+    whole = jnp.zeros((4, 256, 1024), jnp.bfloat16)
+    times = []
+    for args in (kinds, (whole, whole)):
+        (kernel,) = Fused(place, *args).kernels
+        times.append(kernel.cost(CHIP, kernel.part(0, 1)).duration)
+    assert times[0] < 2 * times[1]
+    x, rows = floats(3, 130, 64), floats(1, 130, 64)
+    program = Fused(place, x, rows)
+    for cores in (1, 2):
+        found, cost = program.run(cores)
+        assert_close(found, [x + rows], 1e-6)
+        assert cost == program.cost(cores)

@@ -187,6 +187,12 @@ def test_an_unknown_name_has_the_nearest(tmp_path: Path) -> None:
         ({"n_head": 0}, BadFile, "n_head is 0; it has to be a positive integer"),
         ({"model_type": None}, BadFile, "model_type is missing: not a Hugging Face config.json"),
         ({"activation_function": "mish"}, Unsupported, "activation_function mish is not modelled"),
+        ({"model_type": ["gpt2"]}, BadInput, r"model_type: \['gpt2'\] is not valid; .*"),
+        ({"n_inner": "4"}, BadFile, "n_inner is '4'; it has to be a number"),
+        ({"n_inner": 4.5}, BadFile, "n_inner is 4.5; it has to be a number"),
+        ({"layer_norm_epsilon": float("nan")}, BadFile, "layer_norm_epsilon is nan; .* a number"),
+        ({"tie_word_embeddings": 1}, BadFile, "tie_word_embeddings is 1; .* true or false"),
+        ({"n_head": 7}, BadInput, "attention heads: 7 is not valid; allowed: a divisor of .*"),
     ],
 )
 def test_bad_files_are_refused(tmp_path: Path, change: dict, error: type, message: str) -> None:

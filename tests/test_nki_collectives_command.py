@@ -123,6 +123,16 @@ def test_the_command_shows_ranks_and_collectives(capsys, monkeypatch, tmp_path):
     code, out, err = command(capsys, monkeypatch, *words)
     assert code == 0 and f"on 8 ranks of 1 x {BIG} at LNC=2" in out
     assert "all_reduce" in out and "2 x 4" in out and "latency of 2" in out
+    overlay = tmp_path / "slow.toml"
+    overlay.write_text(
+        '[trn2.collective]\ncollective_start_ps = { value = "20us", unit = "time", source = "x", '
+        'status = "assumed", note = "a test" }\n'
+    )
+    words += ["--time-only", "--overlay", overlay, "--json"]
+    numbers = json.loads(command(capsys, monkeypatch, *words)[1])
+    assert numbers["time_ps"] == result.time
+    slower = 20_000_000 - result.ranks[0].chip.collective_start_ps
+    assert [run["time_ps"] for run in numbers["overlays"]] == [result.time + slower]
 
 
 @pytest.mark.parametrize(

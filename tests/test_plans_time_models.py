@@ -36,7 +36,7 @@ GPT = ModelConfig(
 )  # fmt: skip
 
 
-def planned(mesh: str, nodes: int = 1, **fields: Any) -> Plan:
+def planned(mesh: str, nodes: int = 1, **fields) -> Plan:
     """A plan of the small model, four microbatches of 1 where the batch is not given."""
     made: dict[str, Any] = dict(global_batch=64, seq=SEQ, microbatch=1) | fields
     return Plan.of(GPT, instance="trn2.48xlarge", nodes=nodes, mesh=mesh, **made)

@@ -3,6 +3,7 @@
 Keys and their defaults are those of the `configuration_*.py` files of huggingface/transformers.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,9 +25,20 @@ class Keys:
         return value
 
     def get(self, key: str, default: Any) -> Any:
-        """A key with a default, which also stands for null."""
+        """A key with a default, which also stands for null.
+
+        Raises BadFile unless the value is of the default's type; whole numbers are also fractions.
+        """
         value = self.raw.get(key)
-        return default if value is None else value
+        if value is None:
+            return default
+        if isinstance(default, int | float) and not isinstance(default, bool):
+            whole = isinstance(default, int) and not isinstance(value, int)
+            if not _is_number(value) or (whole and value != int(value)):
+                raise BadFile(f"{self.where}: {key} is {value!r}; it has to be a number")
+        elif not isinstance(value, type(default)):
+            raise BadFile(f"{self.where}: {key} is {value!r}; it has to be {_KINDS[type(default)]}")
+        return value
 
     def activation(self, key: str, default: str) -> str:
         """gelu, relu or silu. Raises Unsupported for another."""
@@ -40,6 +52,13 @@ class Keys:
         value = self.get(key, allowed)
         if value != allowed:
             raise Unsupported(f"{self.where}: {key} {value} is not modelled, only {allowed}")
+
+
+_KINDS = {bool: "true or false", str: "text", list: "a list", dict: "a table"}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 _ACTIVATIONS = {
@@ -61,10 +80,15 @@ def read_config(raw: Mapping[str, Any], where: str) -> dict[str, Any]:
     kind = raw.get("model_type")
     if kind is None:
         raise BadFile(f"{where}: model_type is missing: not a Hugging Face config.json")
-    if kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         raise BadInput(f"{where}: model_type", kind, FAMILIES)
     source = str(raw.get("_source", where))
-    return {"family": kind, "source": source} | FAMILIES[kind](Keys(raw, where))
+    fields = FAMILIES[kind](Keys(raw, where))
+    if not fields["head_dim"]:
+        heads, hidden = fields["heads"], fields["hidden"]
+        allowed = f"a divisor of the hidden size {hidden}, or a head_dim beside it"
+        raise BadInput(f"{where}: attention heads", heads, allowed)
+    return {"family": kind, "source": source} | fields
 
 
 def _gpt2(keys: Keys) -> dict[str, Any]:
@@ -74,7 +98,7 @@ def _gpt2(keys: Keys) -> dict[str, Any]:
         "hidden": hidden,
         "heads": heads,
         "kv_heads": heads,
-        "head_dim": hidden // heads,
+        "head_dim": 0 if hidden % heads else hidden // heads,
         "ffn": keys.get("n_inner", 4 * hidden),
         "vocab": keys.need("vocab_size"),
         "activation": keys.activation("activation_function", "gelu_new"),
@@ -96,7 +120,7 @@ def _common(keys: Keys) -> dict[str, Any]:
         "hidden": hidden,
         "heads": heads,
         "kv_heads": heads,
-        "head_dim": hidden // heads,
+        "head_dim": 0 if hidden % heads else hidden // heads,
         "ffn": keys.need("intermediate_size"),
         "vocab": keys.need("vocab_size"),
     }

@@ -20,6 +20,8 @@ from .prices import ExchangePrice, Prices, SendPrice
 from .program import Exchange, Send, StageProgram, TrainingProgram
 from .stage_clock import Message, Shared, StageClock
 
+MOST_SLOWER = 100  # times: clocks of 64 bits have room for a slow chip with jitter
+
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
@@ -37,13 +39,14 @@ class Conditions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.jitter < 0:
-            raise BadInput("jitter", self.jitter, "a fraction of 0 or more, such as 0.05")
+        if not 0 <= self.jitter <= MOST_SLOWER:
+            raise BadInput("jitter", self.jitter, f"a fraction of 0 to {MOST_SLOWER}, such as 0.05")
         if self.seed < 0:
             raise BadInput("seed", self.seed, "a whole number, 0 or more")
         for rank, factor in self.slow:
-            if factor < 1:
-                raise BadInput(f"slowness of rank {rank}", factor, "a factor of 1 or more", 1.0)
+            if not 1 <= factor <= MOST_SLOWER:
+                allowed, near = f"a factor of 1 to {MOST_SLOWER}", MOST_SLOWER if factor > 1 else 1
+                raise BadInput(f"slowness of rank {rank}", factor, allowed, near)
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,7 +34,8 @@ def _single(plan: Plan) -> Iterator[dict[str, Any]]:
     shards = plan.gradient_axes
     for name, order in (("recompute", RECOMPUTE), ("zero", ZERO if shards else ())):
         now = getattr(plan, name)
-        yield from ({name: value} for value in order[order.index(now) + 1 :] if now in order)
+        if now in order:
+            yield from ({name: value} for value in order[order.index(now) + 1 :])
     if plan.microbatch > 1:
         yield {"microbatch": plan.microbatch // 2}
 

@@ -29,11 +29,11 @@ class Failures:
 
     def __post_init__(self) -> None:
         for name in ("mtbf", "checkpoint"):
-            if not getattr(self, name) > 0:
+            if not 0 < getattr(self, name) < math.inf:
                 raise BadInput(name, getattr(self, name), "more than 0 s")
-        if self.restart < 0:
+        if not 0 <= self.restart < math.inf:
             raise BadInput("restart", self.restart, "0 s or more")
-        if self.interval is not None and not self.interval > 0:
+        if self.interval is not None and not 0 < self.interval < math.inf:
             raise BadInput("checkpoint interval", self.interval, "more than 0 s")
 
 

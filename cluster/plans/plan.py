@@ -1,5 +1,6 @@
 """A training plan: a model, a machine with its mesh, and how a step is run; checked up front."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,12 +10,13 @@ from typing import Any, Literal, get_args
 from trnsim.device.errors import BadInput, Unsupported
 from trnsim.device.ops.attention import HEAD_MAX
 
-from ..instances import Instance, load_instance
-from ..lnc import check_lnc
+from ..instances import Instance, check_nodes, load_instance
+from ..lnc import check_lnc, logical_per_chip
 from ..machine import Machine
 from ..mesh import Mesh, data_parallel_degree, microbatches, parse_mesh
 from ..models.config import ModelConfig, load_model
 from ..placement import check_tensor_parallel, place
+from ..placing.rank_file import Cores, read_rank_file
 from .schedules import Schedule, parse_schedule
 
 AXES = ("pp", "dp", "ep", "cp", "tp")  # from the slowest in ranks to the fastest
@@ -67,21 +69,27 @@ class Plan:
         mesh: str | Mesh = "tp=1",
         order: str | Sequence[str] | None = None,
         overlay: str | Path | None = None,
-        slots: Sequence[int] | None = None,
+        rank_file: str | Path | None = None,
         **fields: Any,
     ) -> "Plan":
         """A plan by names. A mesh without dp has as much data parallelism as fills the machine.
 
         Degrees may be in any order: ranks are numbered by `order` ("tp,dp": dp fastest) or, without
-        it, by `AXES` with tp fastest. `slots`: the logical core of each rank (`placement.place`).
+        it, by `AXES` with tp fastest. `rank_file`: the core of each rank, as `trnsim place` writes.
         `schedule` may be text.
         """
         kind = load_instance(instance, overlay)
+        check_nodes(kind, nodes)
         given = ordered(parse_mesh(mesh) if isinstance(mesh, str) else mesh)
-        cores = nodes * kind.logical_cores(check_lnc(kind.chip, lnc))
+        lnc = check_lnc(kind.chip, lnc)
+        cores = nodes * kind.logical_cores(lnc)
         check_tensor_parallel(kind, given, cores)
         check_degree_is_listed(kind, dict(given.axes).get("tp", 1))
         whole = ordered(with_data_parallel(given, cores), order)
+        slots = None
+        if rank_file is not None:
+            where = Cores(nodes, kind.chips, logical_per_chip(kind.chip, lnc))
+            slots = read_rank_file(rank_file, where, whole.size).tolist()
         machine = Machine(place(kind, whole, nodes=nodes, lnc=lnc, slots=slots))
         config = model if isinstance(model, ModelConfig) else load_model(model)
         schedule = parse_schedule(fields.pop("schedule", Schedule()))
@@ -251,7 +259,7 @@ class Plan:
             _at_least(name, getattr(self, name), 0)
         if not 0 <= self.dropout < 1:
             raise BadInput("dropout", self.dropout, "0 to less than 1", 0)
-        if self.capacity <= 0:
+        if not 0 < self.capacity < math.inf:
             raise BadInput("capacity", self.capacity, "more than 0", 1.0)
         most = self.machine.chip.cc_streams_per_core * self.machine.lnc
         if self.streams > most:

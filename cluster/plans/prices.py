@@ -6,9 +6,13 @@ on every node on two nodes (`collectives.twins`): the fabric between nodes is on
 not block. Both are exact, and neither is done where links have failed or are slow. Buffers are
 padded to equal chunks. Sends of different pairs of stages are taken not to share links.
 
+Segments take the time of their kernels over the chip's `program_efficiency`: what compiled training
+programs reach of it as a whole, calibrated to measured steps (`cluster/calibrate_steps.py`).
+
 Prices leave out when ranks arrive; `clocks` adds that.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -54,7 +58,10 @@ def excess(one: Demand, other: Demand) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RunPrice:
-    """One run of a segment on a rank alone; `limited_by` is its busiest engine."""
+    """One run of a segment on a rank alone; `limited_by` is its busiest engine.
+
+    duration: ps of its kernels over the efficiency of programs.
+    """
 
     duration: int
     demand: Demand
@@ -128,7 +135,7 @@ class Prices:
     """Prices on a machine, for one training program.
 
     `algorithm` as for `calls.Calls`. failed, degraded: links and nodes of the fabric, as
-    `conditions` takes them.
+    `conditions` takes them. efficiency: in place of the chip's `program_efficiency`.
     """
 
     def __init__(
@@ -138,8 +145,12 @@ class Prices:
         algorithm: str = "policy",
         failed: Sequence[str] = (),
         degraded: tuple[tuple[str, int], ...] = (),
+        efficiency: float | None = None,
     ) -> None:
         check_algorithm(algorithm)
+        self.efficiency = machine.chip.program_efficiency if efficiency is None else efficiency
+        if not 0 < self.efficiency <= 1:
+            raise BadInput("program_efficiency", self.efficiency, "above 0, at most 1", 1)
         self.machine, self.algorithm = machine, algorithm
         self.failed, self.degraded = tuple(failed), tuple(degraded)
         self.places = Places(machine.placement.mesh)
@@ -155,7 +166,7 @@ class Prices:
     def run(self, segment: Segment) -> RunPrice:
         """A segment on one rank of this machine."""
         if segment not in self._runs:
-            self._runs[segment] = _run_price(segment, self.machine)
+            self._runs[segment] = _run_price(segment, self.machine, self.efficiency)
         return self._runs[segment]
 
     def compile(self, stage: StageProgram) -> None:
@@ -385,13 +396,14 @@ def _demand(site: Site, load: Array, table: Array, duration: int) -> Demand:
     )  # fmt: skip
 
 
-def _run_price(segment: Segment, machine: Machine) -> RunPrice:
-    chip, lnc = machine.chip, machine.lnc
-    time = segment.time(chip, lnc)
-    duration = max(time.duration, 1)
+def _run_price(segment: Segment, machine: Machine, efficiency: float) -> RunPrice:
+    """The same work as that of the kernels alone, in a longer time."""
+    time = segment.time(machine.chip, machine.lnc)
+    taken = math.ceil(time.duration / efficiency)
+    duration = max(taken, 1)
     dma = max((t for (_, engine), t in time.busy.items() if engine == "dma"), default=0)
     rate = machine.placement.logical_core.hbm_bytes_per_s
     hbm = time.hbm_bytes * PS_PER_S / (duration * rate)
     busiest = max(time.busy.items(), key=lambda item: item[1], default=((0, "nothing"), 0))
     demand = Demand(min(1.0, dma / duration), min(1.0, hbm))
-    return RunPrice(time.duration, demand, time.flops, time.hbm_bytes, busiest[0][1])
+    return RunPrice(taken, demand, time.flops, time.hbm_bytes, busiest[0][1])

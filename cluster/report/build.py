@@ -68,15 +68,14 @@ def _leaned_on(simulation: Simulation, last: StepTime) -> tuple[str, ...]:
     """Assumed and calibrated numbers that play a part in this run."""
     chip, site = simulation.machine.chip, simulation.calls.site
     steps = [step for step in simulation.program.walk() if isinstance(step, RunKernel)]
-    links = {
-        key for key in chip.assumed() if chip.number(key).section.partition(".")[0] == "collective"
-    }
+    assumed = chip.assumed(without=("program",))
+    links = set(assumed) - set(chip.assumed(without=("program", "collective")))
     unused = links - set(site.leaned_on if last.calls else ())
     if simulation.machine.lnc == 1:
         unused.add("core_barrier_ps")
     if not any(step.kernel.fallback for step in steps):
         unused.add("host_latency_ps")
-    return tuple(key for key in chip.assumed() if key not in unused)
+    return tuple(key for key in assumed if key not in unused)
 
 
 def _shape(shards: Shards) -> str:

@@ -22,11 +22,11 @@ CONSTANTS = ("number", "chips", "value", "meaning", "determined by")
 def calibration_view(found: Calibration, *, points: bool = True) -> RenderableType:
     """Tables for a terminal."""
     parts: list[RenderableType] = [
-        _table("constants", CONSTANTS[:3] + CONSTANTS[4:], _without(3, constant_rows(found))),
-        _table("series", SERIES, series_rows(found)),
+        table("constants", CONSTANTS[:3] + CONSTANTS[4:], _without(3, constant_rows(found))),
+        table("series", SERIES, series_rows(found)),
     ]
     if points:
-        parts.append(_table("points", POINTS, point_rows(found)))
+        parts.append(table("points", POINTS, point_rows(found)))
     return Group(*parts, Text(summary_line(found)), Text(NOTE))
 
 
@@ -43,8 +43,8 @@ NOTE = (
 
 def calibration_markdown(found: Calibration) -> str:
     """Series, and constants, as Markdown tables."""
-    series = _markdown(SERIES, series_rows(found))
-    constants = _markdown(CONSTANTS, constant_rows(found))
+    series = markdown(SERIES, series_rows(found))
+    constants = markdown(CONSTANTS, constant_rows(found))
     return f"{series}\n{summary_line(found)}\n\n{constants}"
 
 
@@ -94,8 +94,8 @@ def series_rows(found: Calibration) -> list[tuple[str, ...]]:
             error.series.name,
             what(error.series),
             *_slopes(error),
-            *(_percent(e) for e in (error.slope, error.slope_left_out)),
-            *(_percent(e) for e in (error.latency, error.latency_left_out)),
+            *(percent(e) for e in (error.slope, error.slope_left_out)),
+            *(percent(e) for e in (error.latency, error.latency_left_out)),
         )
         for error in found.errors
     ]
@@ -119,7 +119,7 @@ def point_rows(found: Calibration) -> list[tuple[str, ...]]:
             left_out = None if error.left_out is None else error.left_out[k] / series.times[k] - 1
             shown = (error.points[k], left_out) if series.latency else (None, None)
             times = (format_time(t[k]) for t in (series.times, error.times))
-            rows.append((series.name, format_bytes(nbytes), *times, *map(_percent, shown)))
+            rows.append((series.name, format_bytes(nbytes), *times, *map(percent, shown)))
     return rows
 
 
@@ -138,16 +138,18 @@ def summary_line(found: Calibration) -> str:
     return "; ".join(f"{name} {value:.1%}" for name, value in found.summary().items())
 
 
-def _percent(error: float | None) -> str:
+def percent(error: float | None) -> str:
+    """A signed percentage; nothing for None."""
     return "" if error is None else f"{error:+.1%}"
 
 
-def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table for a terminal, its words to the left."""
     table = Table(
         box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, padding=(0, 1, 0, 0)
     )
     for head in heads:
-        left = head in ("series", "what", "number", "chips", "meaning", "determined by")
+        left = head in ("step", "series", "what", "number", "chips", "meaning", "determined by")
         wraps = head in ("what", "chips", "meaning", "determined by", "left out")
         table.add_column(
             head,
@@ -160,6 +162,7 @@ def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> T
     return table
 
 
-def _markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -25,6 +25,7 @@ STATUS_STYLE = {
 CANONICAL = ("B", "B/s", "ps", "Hz", "FLOP/s")
 SECTIONS = (
     "chip", "core", "tensor", "vector", "scalar", "gpsimd", "memory", "dma", "host", "collective",
+    "program",
 )  # fmt: skip
 OVERVIEW = (
     ("physical cores", "cores"),

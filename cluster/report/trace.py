@@ -8,16 +8,18 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ..clocks import Event
+from .nccom_json import write_text
 
 
 def write_trace(
     path: Path, events: Iterable[Event], names: Mapping[int, str] | None = None
 ) -> None:
-    """Writes `path` whole or not at all. names: of ranks, where `rank 3` does not say enough."""
-    partial = path.with_suffix(path.suffix + ".partial")
+    """Writes `path` whole or not at all. names: of ranks, where `rank 3` does not say enough.
+
+    Raises BadFile if it cannot be written.
+    """
     entries = _entries(events, names or {})
-    partial.write_text(json.dumps({"displayTimeUnit": "ns", "traceEvents": entries}))
-    partial.replace(path)
+    write_text(path, json.dumps({"displayTimeUnit": "ns", "traceEvents": entries}))
 
 
 def _entries(events: Iterable[Event], names: Mapping[int, str]) -> list[dict[str, object]]:

@@ -57,6 +57,11 @@ class Plot:
     series: tuple[str, ...] = ()
     title: str = ""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns that it needs."""
+        return self.x, self.y, *self.series
+
 
 @dataclass(frozen=True)
 class Pareto:
@@ -64,6 +69,11 @@ class Pareto:
 
     lower: tuple[str, ...]
     higher: tuple[str, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All columns."""
+        return *self.lower, *self.higher
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,11 @@ class Journal:
         self.path = path
         self.results: dict[str, PointResult] = {}
         self._file = _opened(path)
-        self._read()
+        try:
+            self._read()
+        except BaseException:
+            self._file.close()
+            raise
 
     def add(self, result: PointResult) -> None:
         """Keep a result."""

@@ -68,6 +68,8 @@ def efficiency(line: Line, y: str) -> list[float]:
 
 
 def _scaling(axes: Sequence[Any], plot: Plot, lines: dict[str, Line]) -> None:
+    from matplotlib.ticker import NullLocator
+
     for name, line in lines.items():
         xs = [x for x, _ in line]
         axes[0].plot(xs, [row[plot.y] for _, row in line], marker="o", label=name)
@@ -87,7 +89,7 @@ def _scaling(axes: Sequence[Any], plot: Plot, lines: dict[str, Line]) -> None:
     for panel in axes:
         panel.set_xlabel(_words(plot.x))
         panel.set_xticks(ticks, [f"{x:g}" for x in ticks], rotation=45)
-        panel.minorticks_off()
+        panel.xaxis.set_minor_locator(NullLocator())
     if lines:
         axes[0].legend(fontsize=7)
 

@@ -14,7 +14,10 @@ import click
 
 from trnsim.device.errors import BadInput, TrnsimError
 
+from .definition import Study
+
 AXES = ("pp", "dp", "ep", "cp", "tp")
+HOPS = "_hops"  # ends the columns of `place` that an axis has
 
 
 @dataclass(frozen=True)
@@ -22,12 +25,20 @@ class Runner:
     """A command as something to run: `measure` gives a point's columns from its parameters.
 
     apart: options on which the time to prepare a point does not depend: points that agree in all
-    others run in one task and share what was prepared.
+    others run in one task and share what was prepared. columns: those that `measure` can give,
+    beside one of hops per axis.
     """
 
     command: Callable[[], click.Command]
     measure: Callable[[Mapping[str, Any]], dict[str, Any]]
+    columns: tuple[str, ...]
     apart: frozenset[str] = frozenset()
+
+    def check_option(self, name: str) -> None:
+        """Raises BadInput for an option that the command does not have."""
+        known = _parameters(self.command())
+        if name not in known and name not in AXES:
+            raise BadInput("option", name, sorted(known))
 
     def parameters(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The command's parameters. Raises BadInput for an unknown option or a bad value."""
@@ -60,18 +71,11 @@ def _with_mesh(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _words(command: click.Command, options: Mapping[str, Any]):
     """The command line of options; arguments by their names."""
-    known = {(p.name or "").replace("-", "_"): p for p in command.params}
-    aliases = {
-        option.lstrip("-").replace("-", "_"): p
-        for p in command.params
-        for option in p.opts
-        if option.startswith("--")
-    }
-    later = []
+    known, later = _parameters(command), []
     for key, value in options.items():
-        parameter = aliases.get(key) or known.get(key)
-        if parameter is None:
-            raise BadInput("option", key, sorted({*aliases, *known}))
+        if key not in known:
+            raise BadInput("option", key, sorted(known))
+        parameter = known[key]
         values = value if isinstance(value, list) else [value]
         if isinstance(parameter, click.Argument):
             later += map(str, values)
@@ -81,6 +85,17 @@ def _words(command: click.Command, options: Mapping[str, Any]):
             for each in values:
                 yield from (parameter.opts[0], str(each))
     yield from later
+
+
+def _parameters(command: click.Command) -> dict[str, click.Parameter]:
+    """By their names, and by those of their long options, which come first."""
+    known = {(p.name or "").replace("-", "_"): p for p in command.params}
+    return known | {
+        option.lstrip("-").replace("-", "_"): p
+        for p in command.params
+        for option in p.opts
+        if option.startswith("--")
+    }
 
 
 def _plain(value: Any) -> Any:
@@ -136,7 +151,7 @@ def _place(asked: Mapping[str, Any]) -> dict[str, Any]:
         "default_us": found.default.score.total / 1e6,
         "default_over_best": found.gain + 1,
         "best": found.best.candidate.name,
-        **{f"{axis}_hops": hops.mean for axis, hops in found.best.hops.items()},
+        **{f"{axis}{HOPS}": hops.mean for axis, hops in found.best.hops.items()},
     }
 
 
@@ -146,12 +161,18 @@ def _plan_command() -> click.Command:
     return plan
 
 
+_OF_THE_COMMAND = ("trace", "strict", "as_json", "searching", "top")
+"""Options of `trnsim plan` that say what to show, not what to price."""
+
+
 def _plan(asked: Mapping[str, Any]) -> dict[str, Any]:
     """A training step. `exposed_communication` and `bubble` are shares of the step."""
     from ..cli_plan import _wanted
     from ..plans.result import price_plan
 
-    options = {key: asked[key] for key in asked if key not in ("trace", "strict", "as_json")}
+    if asked["searching"]:
+        raise BadInput("search", True, "nothing: a point of a study has its degrees")
+    options = {key: asked[key] for key in asked if key not in _OF_THE_COMMAND}
     plan, how = _wanted(options.pop("model"), options)
     result = price_plan(plan, **how)
     where = plan.machine.placement
@@ -183,13 +204,47 @@ _SHARED_BY_PLANS = frozenset(
 """Options on which compiled segments do not depend (all but sizes of buckets)."""
 
 RUNNERS: dict[str, Runner] = {
-    "plan": Runner(_plan_command, _plan, _SHARED_BY_PLANS),
+    "plan": Runner(
+        _plan_command,
+        _plan,
+        (
+            "mesh",
+            "chips",
+            "step_s",
+            "tokens_per_s",
+            "tokens_per_s_per_chip",
+            "mfu",
+            "bubble",
+            "exposed_communication",
+            "memory_gib",
+            "fits",
+            "bound",
+            "goodput",
+            "good_tokens_per_s",
+        ),  # fmt: skip
+        _SHARED_BY_PLANS,
+    ),
     "collective": Runner(
         _collective_command,
         _collective,
+        (
+            "ranks",
+            "group_size",
+            "time_us",
+            "algbw_gbps",
+            "busbw_gbps",
+            "bound_gbps",
+            "limited_by",
+            "chosen",
+        ),  # fmt: skip
         frozenset({"minbytes", "datatype", "algorithm", "operation"}),
     ),
-    "place": Runner(_place_command, _place, frozenset({"seed", "search_steps", "traffic"})),
+    "place": Runner(
+        _place_command,
+        _place,
+        ("best_us", "default_us", "default_over_best", "best"),
+        frozenset({"seed", "search_steps", "traffic"}),
+    ),
 }
 
 
@@ -198,6 +253,22 @@ def runner(kind: str) -> Runner:
     if kind not in RUNNERS:
         raise BadInput("run", kind, tuple(RUNNERS))
     return RUNNERS[kind]
+
+
+def check(study: Study) -> None:
+    """Raises BadInput for options that the command does not have, and for columns of the front and
+    the figures that no point can have: before any point runs."""
+    kind = runner(study.run)
+    for name in (*study.fixed, *study.varying):
+        kind.check_option(name)
+    columns = (*study.varying, *kind.columns)
+    asked = [("[pareto]", n, columns) for n in (study.pareto.names if study.pareto else ())]
+    for plot in study.plots:
+        known = (*columns, *study.fixed)
+        asked += [(f"column of plot {plot.kind}", name, known) for name in plot.names]
+    for field, name, known in asked:
+        if name not in known and not name.endswith(HOPS):
+            raise BadInput(field, name, known)
 
 
 def outcome(kind: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], str]:

@@ -265,7 +265,7 @@ class Call:
         session, launch = self.session, self.session.launch
         for channel in received:
             for view in self.entry.writes_by_channel[channel]:
-                launch.written(view).add(view)
+                session.note_write(view)
         session.core.trace.entries.append(self.entry)
         cores = launch.settings.cores
         session.core.land(self.entry, self.arrival, landed.ends, session.program, cores)

@@ -113,7 +113,7 @@ class _RaggedCall(Call):
         for place, count in zip(places, counts, strict=True):
             if count:
                 view = self.dst.view_at(self.dst.offset + place, (count,), (1,))
-                self.session.launch.written(view).add(view)
+                self.session.note_write(view)
         if not counts_known:
             self._write_counts(counts)
 
@@ -157,7 +157,7 @@ class _RaggedCall(Call):
         view = self._row(self.metadata, 2)
         if self.writes_values or self.metadata.on_chip:  # in SBUF each core has its own
             view.array[...] = np.array(counts, np.uint32).reshape(view.shape)
-        self.session.launch.written(view).add(view)
+        self.session.note_write(view)
 
     # ---- flat buffers --------------------------------------------------------------------
 

@@ -257,6 +257,10 @@ class Session:
         """What has been written of the view's tensor: see `Written`."""
         return self.launch.written(view)
 
+    def note_write(self, view: View) -> None:
+        """The view has been written by what is running."""
+        self.launch.written(view).add(view)
+
     def check_deadline(self) -> None:
         """Raises DeadlineExceeded if the run has lasted too long."""
         if time.monotonic() > self.launch.deadline_at:

@@ -310,13 +310,27 @@ def _needed(nodes: Sequence[Node], outputs: Sequence[int]) -> list[Node]:
 def _axes(group: Group, outputs: Sequence[int], types: Mapping[int, TensorType]) -> tuple[int, ...]:
     axes = group.axes()
     assert axes is not None
-    if len(axes) > 1 and not (group.total and len(axes) == 1):
-        return axes
     shapes = [t.shape for t in types.values() if t.size == group.n]
+    if len(axes) > 1:
+        return _cut_free(axes, shapes) if group.columns is None else axes
     columns = choose_columns(group.n, max(shapes, key=len, default=(group.n,)))
     if group.columns == group.n and not group.total:
         columns = group.n
     return (group.n // columns, columns)
+
+
+def _cut_free(axes: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The axes with a free one of which rows leave partitions idle cut at an axis of the arrays."""
+    *rows, free = axes
+    if math.prod(rows) >= 128:
+        return axes
+    inner = {c for shape in shapes for c in pt.cuts(shape)}
+    fitting = sorted(c for c in inner if 32 <= c < free and free % c == 0 and c <= 8192)
+    long = [c for c in fitting if c >= LONG_ROW]
+    if not fitting:
+        return axes
+    columns = long[0] if long else fitting[-1]
+    return (*rows, free // columns, columns)
 
 
 def rowwise_kernel(

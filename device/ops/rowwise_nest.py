@@ -48,7 +48,8 @@ class _Lowering:
             for o in kernel.operations
             if o.name == "constant"
         }
-        self.turns = self.plan.turns
+        self.turns = self.plan.turns(context.chip.sbuf_partition_bytes)
+        self.together = max(1, self.turns // 2)
         self.fixed: dict[int, Tensor] = {}
         self.slots = {
             s: [
@@ -112,7 +113,7 @@ class _Lowering:
         yield from self._prologue()
         once_only = any(not self._has_rows(v) for v in self.kernel.outputs)
         if len(self.strips) == 1:
-            pair = self.turns // 2
+            pair = self.together
             pairs = [self.tiles[i : i + pair] for i in range(0, len(self.tiles), pair)]
             yield Loop(
                 len(pairs),
@@ -209,7 +210,7 @@ class _Lowering:
 
     def _tile(self, t: int) -> Iterator[Instruction | Loop]:
         """A tile of rows, strip by strip."""
-        rows, count, pair = self.tiles[t][1], len(self.strips), self.turns // 2
+        rows, count, pair = self.tiles[t][1], len(self.strips), self.together
         yield from self._load_rows(t)
         for operation in self.before:
             yield from self._compute(operation, t, 0, t)
@@ -301,7 +302,7 @@ class _Lowering:
     def _spare(self, turn: int) -> Callable[..., Tensor]:
         """`_scratch` for one of the tiles that compute together."""
         return lambda dtype, width, number=0: self._scratch(
-            dtype, width, 2 * number + turn % max(1, self.turns // 2)
+            dtype, width, 2 * number + turn % self.together
         )
 
     def _scratch(self, dtype: str, width: int, number: int = 0) -> Tensor:

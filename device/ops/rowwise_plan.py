@@ -32,7 +32,8 @@ WIDE, ROW, FIXED, IMMEDIATE = "wide", "row", "fixed", "immediate"
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Operators as instructions take them, classes of the values, slots of the tiles, and the
-    columns of a tile. `periods` has the tiles of fixed values that repeat over the rows."""
+    columns of a tile. `periods` has the tiles of fixed values that repeat over the rows, and all
+    fixed values take `fixed_bytes` per partition."""
 
     operations: tuple[Operation, ...]
     kind: dict[int, str]
@@ -41,6 +42,7 @@ class Plan:
     slots: tuple[tuple[str, str, int], ...]
     columns: int
     periods: dict[int, int]
+    fixed_bytes: int
 
     @property
     def set_bytes(self) -> int:
@@ -50,10 +52,11 @@ class Plan:
         )
         return sum(-(-size // 4) * 4 for size in sizes)
 
-    @property
-    def turns(self) -> int:
-        """Sets of tiles that iterations take in turn."""
-        return TURNS if TURNS * self.set_bytes <= TURNS_BYTES else 2
+    def turns(self, room: int) -> int:
+        """Sets of tiles that iterations take in turn, in `room` bytes per partition."""
+        if TURNS * self.set_bytes <= TURNS_BYTES:
+            return TURNS
+        return 2 if 2 * self.set_bytes + self.fixed_bytes <= room else 1
 
 
 def plan(kernel: RowwiseKernel) -> Plan:
@@ -162,7 +165,7 @@ def _make_plan(kernel: RowwiseKernel) -> Plan:
     if not kernel.resident:
         columns = min(columns, COLUMNS, max(64, SET_BYTES // max(width, 1)))
         columns = -(-kernel.columns // -(-kernel.columns // columns))
-    return Plan(operations, kinds, root, slot, slots, columns, periods)
+    return Plan(operations, kinds, root, slot, slots, columns, periods, fixed)
 
 
 def _fixed_bytes(
