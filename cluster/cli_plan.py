@@ -89,7 +89,13 @@ SEARCHED = (
     "--search", "searching", is_flag=True,
     help="Find the degrees that are not given in --mesh, and the recomputation if it is not given.",
 )  # fmt: skip
-@click.option("--top", default=8, show_default=True, help="Candidates of --search that are shown.")
+@click.option(
+    "--top",
+    type=click.IntRange(1),
+    default=8,
+    show_default=True,
+    help="Candidates of --search that are shown.",
+)
 @click.option(
     "--trace", type=click.Path(path_type=Path), default=None,
     help="Write a trace for ui.perfetto.dev: a track per stage and stream.",

@@ -51,8 +51,9 @@ def test_remedies_of_a_plan_without_data_parallelism():
     assert {how for how, _ in found} == {"recompute full", "recompute selective", "microbatch 2"}
 
 
-def test_nodes_are_named():
-    error = refused("--nodes", "0")
+@pytest.mark.parametrize("more", [[], ["--search"]])
+def test_nodes_are_named(more):
+    error = refused("--nodes", "0", *more)
     assert isinstance(error, BadInput) and error.field == "nodes"
 
 

@@ -8,10 +8,11 @@ from click.testing import CliRunner
 
 from trnsim.cluster.cli_plan import plan as command
 from trnsim.cluster.models.config import ModelConfig
+from trnsim.cluster.plans import search as searching
 from trnsim.cluster.plans.plan import Plan
 from trnsim.cluster.plans.result import price_plan
 from trnsim.cluster.plans.search import search
-from trnsim.device.errors import BadInput, OutOfMemory
+from trnsim.device.errors import BadInput, OutOfMemory, Unsupported
 
 GPT = ModelConfig(
     name="small", family="gpt2", layers=4, hidden=256, heads=8, kv_heads=8, head_dim=32, ffn=512,
@@ -85,3 +86,21 @@ def test_large_memory_is_a_reason(found):
     from trnsim.cluster.plans.search import _explained
 
     assert "does not fit: " in _explained(tight, found[1]).why
+
+
+def test_what_no_kernel_can_be_made_for_is_refused_and_the_search_goes_on(monkeypatch, found):
+    judged = searching._judged
+
+    def without_pipelines(plans, best):
+        if plans[0].pp > 1:
+            raise Unsupported("no such kernel")
+        return judged(plans, best)
+
+    monkeypatch.setattr(searching, "_judged", without_pipelines)
+    again = search(GPT, fixed={}, **ASKED)
+    assert [c.plan.pp > 1 for c in again] == [c.refused for c in again]
+    assert [c.refused for c in again] == sorted(c.refused for c in again)
+    assert {c.why for c in again if c.refused} == {"no such kernel"}
+    assert {str(c.plan.mesh) for c in again} == {str(c.plan.mesh) for c in found}
+    with pytest.raises(Unsupported, match="no such kernel"):
+        search(GPT, fixed={"pp": 2}, **ASKED)

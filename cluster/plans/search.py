@@ -13,7 +13,7 @@ from typing import Any
 from trnsim.device.errors import BadInput, TrnsimError
 from trnsim.device.units import PS_PER_S, format_bytes, format_time
 
-from ..instances import load_instance
+from ..instances import check_nodes, load_instance
 from ..lnc import check_lnc
 from ..mesh import parse_mesh
 from ..models.config import ModelConfig, load_model
@@ -31,13 +31,17 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A legal plan, its price if it fits and could win, and why it is not the best."""
+    """A legal plan, its price if it fits and could win, and why it is not the best.
+
+    refused: a kernel cannot be made for it, so that `need` is not known.
+    """
 
     plan: Plan
     need: int
     bound: int
     result: PlanResult | None = None
     why: str = ""
+    refused: bool = False
 
 
 def search(
@@ -50,19 +54,27 @@ def search(
     """Candidates, the best first: priced ones by step time, then others by their bound.
 
     `fixed` are degrees that stay; `asked` is what `Plan.of` takes besides the mesh, recomputation
-    included where it is not to be chosen. Raises BadInput if no mesh is legal.
+    included where it is not to be chosen. Raises BadInput if no mesh is legal, and what refuses all
+    that are.
     """
     wanted = list(_legal(model, dict(fixed), asked))
     candidates: list[Candidate] = []
     best: PlanResult | None = None
+    refused: TrnsimError | None = None
     for done, plans in enumerate(sorted(wanted, key=lambda plans: _bound(plans[0]))):
         progress(done, len(wanted))
-        candidate = _judged(plans, best)
+        try:
+            candidate = _judged(plans, best)
+        except TrnsimError as error:
+            refused = refused or error
+            candidate = Candidate(plans[0], 0, _bound(plans[0]), why=str(error), refused=True)
         if candidate.result and (best is None or candidate.result.step < best.step):
             best = candidate.result
         candidates.append(candidate)
     progress(len(wanted), len(wanted))
     ranked = sorted(candidates, key=_rank)
+    if refused and ranked[0].refused:
+        raise refused
     return [_explained(candidate, ranked[0]) for candidate in ranked]
 
 
@@ -88,6 +100,7 @@ def _legal(model: str | ModelConfig, fixed: dict[str, int], asked: dict) -> Iter
 def _degrees(config: ModelConfig, fixed: dict[str, int], asked: dict) -> Iterator[dict[str, int]]:
     """Degrees to try; dp is what is left."""
     kind = load_instance(asked["instance"])
+    check_nodes(kind, asked.get("nodes", 1))
     cores = asked.get("nodes", 1) * kind.logical_cores(check_lnc(kind.chip, asked.get("lnc")))
     heads = [tp for tp in divisors(config.heads) if tp <= cores]
     listed = [tp for tp in kind.tensor_parallel or heads if tp in heads]
@@ -128,9 +141,10 @@ def _judged(plans: list[Plan], best: PlanResult | None) -> Candidate:
     return Candidate(plans[-1], min(needs), _bound(plans[-1]))
 
 
-def _rank(candidate: Candidate) -> tuple[bool, bool, int]:
+def _rank(candidate: Candidate) -> tuple[bool, bool, bool, int]:
     fits = candidate.need <= candidate.plan.machine.hbm_bytes
     return (
+        candidate.refused,
         not fits,
         candidate.result is None,
         (candidate.result.step if candidate.result else candidate.bound),
@@ -139,6 +153,8 @@ def _rank(candidate: Candidate) -> tuple[bool, bool, int]:
 
 def _explained(candidate: Candidate, best: Candidate) -> Candidate:
     """The candidate with why it loses against the best."""
+    if candidate.refused:
+        return candidate
     if candidate is best:
         why = ""
     elif candidate.need > candidate.plan.machine.hbm_bytes:

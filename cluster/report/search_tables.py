@@ -24,13 +24,15 @@ def search_view(candidates: Sequence[Candidate], top: int) -> list[RenderableTyp
             candidate.plan.recompute,
             format_time(result.step) if result else "",
             f"{result.mfu:.1%}" if result else "",
-            format_bytes(candidate.need),
+            "" if candidate.refused else format_bytes(candidate.need),
             candidate.why or "the best",
         )
     priced = sum(candidate.result is not None for candidate in candidates)
     large = sum(c.need > c.plan.machine.hbm_bytes for c in candidates)
-    rest = len(candidates) - priced - large
+    refused = sum(candidate.refused for candidate in candidates)
+    rest = len(candidates) - priced - large - refused
     kinds = f"{priced} priced, {rest} cannot win, {large} do not fit"
+    kinds += f", {refused} refused" if refused else ""
     return [table, Text(f"{len(candidates)} legal meshes: {kinds}")]
 
 
@@ -42,7 +44,7 @@ def search_document(candidates: Sequence[Candidate]) -> list[dict[str, Any]]:
             "recompute": candidate.plan.recompute,
             "step": candidate.result.step if candidate.result else None,
             "bound": candidate.bound,
-            "memory": candidate.need,
+            "memory": None if candidate.refused else candidate.need,
             "why": candidate.why,
         }
         for candidate in candidates
