@@ -5,6 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
+
+from trnsim.device.errors import BadInput
 
 from .cli_collective import _console, _show, progress
 
@@ -20,7 +23,11 @@ if TYPE_CHECKING:
     "--fabric", "fabric_file", type=click.Path(path_type=Path), default=None, metavar="FILE",
     help="A fabric of your own, instead of --instance.",
 )  # fmt: skip
-@click.option("--mesh", required=True, help="Axes, the last one fastest, as dp=2,tp=32.")
+@click.option("--mesh", default=None, help="Axes, the last one fastest, as dp=2,tp=32.")
+@click.option(
+    "--plan", "plan_file", type=click.Path(path_type=Path), default=None, metavar="FILE",
+    help="What `trnsim plan --json` wrote: its machine, mesh and traffic, instead of giving them.",
+)  # fmt: skip
 @click.option(
     "--traffic", "demands", multiple=True, metavar="AXES=OP:SIZE[:TIMES]",
     help="What a step moves: tp=all_reduce:64MiB:160, dp+ep=allr:1GiB; repeatable.",
@@ -72,11 +79,14 @@ def place(out: Path | None, heat_map: Path | None, top: int, as_json: bool, **as
     time   modelled time of all collectives of a step, one after another
     """
     from .placing.command import PlaceRun, check_folder
+    from .placing.plan_file import with_plan
     from .placing.rank_file import rank_file
     from .plotting import check_figure
     from .report.nccom_json import write_text
     from .report.place_tables import document, place_view
 
+    _alone(asked)
+    asked = with_plan(asked)
     if heat_map is not None:
         check_figure(heat_map)
     check_folder(out)
@@ -96,6 +106,15 @@ def place(out: Path | None, heat_map: Path | None, top: int, as_json: bool, **as
     for path, what in ((out, "best placement"), (heat_map, "heat map")):
         if path is not None:
             console.print(f"{what} in {path}", highlight=False)
+
+
+def _alone(asked: dict[str, Any]) -> None:
+    """Raises BadInput for what is given beside a plan, which has its own."""
+    given = click.get_current_context().get_parameter_source
+    for name in ("instance", "nodes", "lnc", "mesh", "fabric_file"):
+        if asked["plan_file"] is not None and given(name) is not ParameterSource.DEFAULT:
+            option = "--fabric" if name == "fabric_file" else f"--{name}"
+            raise BadInput(option, asked[name], "nothing with --plan, which has its own")
 
 
 def _draw(path: Path, found: "PlacementStudy") -> None:

@@ -144,8 +144,9 @@ def _place_command() -> click.Command:
 def _place(asked: Mapping[str, Any]) -> dict[str, Any]:
     """The best placement and the default."""
     from ..placing.command import PlaceRun
+    from ..placing.plan_file import with_plan
 
-    found = PlaceRun.of(**asked).run()
+    found = PlaceRun.of(**with_plan(asked)).run()
     return {
         "best_us": found.best.score.total / 1e6,
         "default_us": found.default.score.total / 1e6,
