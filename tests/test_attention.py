@@ -199,3 +199,38 @@ def test_lowered_directly_it_is_one_kernel_forward_and_one_backward():
     names = [operation.name for operation in module.body.operations]
     assert names.count("attention") == names.count("attention_gradient") == 1
     assert "dot_general" not in names
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_long_sequences_go_in_blocks_of_the_same_values(monkeypatch, causal):
+    random = np.random.default_rng(0)
+    q, k, v, given = (
+        random.standard_normal((1, 300, heads, 8)).astype(np.float32) for heads in (4, 2, 2, 4)
+    )
+
+    def total(q, k, v):
+        out, lse = attention(q, k, v, causal=causal)
+        return (out * given).sum() + jnp.sin(lse).sum()
+
+    whole = jax.value_and_grad(total, (0, 1, 2))(q, k, v)
+    monkeypatch.setattr("trnsim.cluster.frontends.attention.LONGEST_BYTES", 512)
+    blocks = jax.value_and_grad(total, (0, 1, 2))(q, k, v)
+    for a, b in zip(jax.tree.leaves(blocks), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_allclose(a, b, rtol=3e-5, atol=3e-5)
+
+
+def test_a_sequence_of_12288_has_kernels_that_fit_the_smallest_sbuf():
+    kind = jax.ShapeDtypeStruct((1, 12288, 1, 128), jnp.bfloat16)
+
+    def loss(q, k, v):
+        return attention(q, k, v, causal=True)[0].astype(jnp.float32).sum()
+
+    text = jax.jit(jax.grad(loss, (0, 1, 2))).lower(kind, kind, kind).as_text()
+    module = module_from_bytecode(make_ir_context(), text.encode(), "loss", 1)
+    found = [o for o in module.body.operations if o.name.startswith("attention")]
+    assert [o.name for o in found].count("attention_gradient") == 3
+    types = list(module.types)
+    for operation in found:
+        (kernel,) = fuse([operation], types, set(operation.results))
+        assert isinstance(kernel, Kernel)
+        kernel.cost(load_chip("trn1"), kernel.part(0, 1))

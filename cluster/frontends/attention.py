@@ -2,7 +2,8 @@
 
     out, lse = attention(q, k, v, causal=True)
 
-is plain JAX, with a gradient, and runs anywhere. Where a function is lowered directly, the
+is plain JAX, with a gradient, and runs anywhere. More positions than SBUF can hold go in blocks,
+whose results are joined by their sums of exponentials. Where a function is lowered directly, the
 composites that it consists of become the fused kernels of `device/ops/attention.py`; XLA's
 partitioner takes them apart into what they stand for.
 """
@@ -17,6 +18,11 @@ ATTENTION, GRADIENT = "trnsim.attention", "trnsim.attention_gradient"
 
 Array = Any
 Saved = tuple[Array, ...]
+Pair = tuple[slice, slice, bool]
+
+LONGEST_BYTES = 16_384
+"""Positions of a block times bytes of an element: what the gradient of a head of 128 holds of them
+fits into the SBUF of every generation (`device/ops/attention_gradient_nest.py`)."""
 
 
 def attention(
@@ -33,7 +39,45 @@ def attention(
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def _attention(q: Array, k: Array, v: Array, causal: bool, scale: float) -> tuple[Array, Array]:
-    return jax.lax.composite(_whole, ATTENTION)(q, k, v, causal=causal, scale=scale)
+    compute = jax.lax.composite(_whole, ATTENTION)
+    rows: list[tuple[Array, Array]] = []
+    for pairs in _blocks(q, k, causal):
+        parts = [
+            compute(q[:, i], k[:, j], v[:, j], causal=diagonal, scale=scale)
+            for i, j, diagonal in pairs
+        ]
+        rows.append(parts[0] if len(parts) == 1 else _joined(parts))
+    if len(rows) == 1:
+        return rows[0]
+    return jnp.concatenate([out for out, _ in rows], 1), jnp.concatenate([x for _, x in rows], 2)
+
+
+def _joined(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
+    """Of the same queries with several blocks of keys: the result with all of them."""
+    lse = jax.nn.logsumexp(jnp.stack([part for _, part in parts]), 0)
+    out = jnp.zeros((), jnp.float32)
+    for result, own in parts:
+        share = jnp.exp(own - lse).transpose(0, 2, 1)[..., None]
+        out = out + result.astype(jnp.float32) * share
+    return out.astype(parts[0][0].dtype), lse
+
+
+def _blocks(q: Array, k: Array, causal: bool) -> list[list[Pair]]:
+    """For each block of queries (queries, keys, whether keys after a query are hidden) of the
+    blocks of keys that it sees."""
+    most = LONGEST_BYTES // q.dtype.itemsize
+    rows, keys = (_cut(x.shape[1], most) for x in (q, k))
+    return [
+        [(i, j, causal and a == b) for b, j in enumerate(keys) if not causal or b <= a]
+        for a, i in enumerate(rows)
+    ]
+
+
+def _cut(count: int, most: int) -> list[slice]:
+    """Equal blocks of whole tiles of 128, the last one shorter."""
+    size = -(-count // -(-count // most))
+    size = -(-size // 128) * 128 if size < count else count
+    return [slice(at, min(at + size, count)) for at in range(0, count, size)]
 
 
 def _forward(
@@ -61,10 +105,33 @@ def attention_gradient(
     and `v`, and their whole gradients from these queries (ring attention).
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    compute = jax.lax.composite(_whole_gradient, GRADIENT)
-    dq, dk, dv = compute(q, k, v, out, lse, dout, dlse, causal=causal, scale=scale)
-    kv = k.shape[2]
-    return dq, _shared(dk, kv), _shared(dv, kv)
+    compute, kv = jax.lax.composite(_whole_gradient, GRADIENT), k.shape[2]
+    parts: dict[tuple[int, int], list[Array]] = {}
+    for pairs in _blocks(q, k, causal):
+        for i, j, diagonal in pairs:
+            dq, dk, dv = compute(
+                q[:, i], k[:, j], v[:, j], out[:, i], lse[:, :, i], dout[:, i], dlse[:, :, i],
+                causal=diagonal, scale=scale,
+            )  # fmt: skip
+            for place, part in ((0, i), dq), ((1, j), _shared(dk, kv)), ((2, j), _shared(dv, kv)):
+                parts.setdefault((place[0], place[1].start), []).append(part)
+    dq, dk, dv = (
+        _whole_of([_sum(found) for (kind, _), found in sorted(parts.items()) if kind == wanted])
+        for wanted in range(3)
+    )
+    return dq, dk, dv
+
+
+def _sum(parts: list[Array]) -> Array:
+    """In float32, rounded once."""
+    if len(parts) == 1:
+        return parts[0]
+    whole = sum(part.astype(jnp.float32) for part in parts)
+    return jnp.asarray(whole).astype(parts[0].dtype)
+
+
+def _whole_of(blocks: list[Array]) -> Array:
+    return blocks[0] if len(blocks) == 1 else jnp.concatenate(blocks, 1)
 
 
 def _shared(gradient: Array, kv: int) -> Array:
