@@ -100,6 +100,7 @@ class _Walk:
         self.stage, self.machine = stage, machine
         self.microbatches = len({task.microbatch for task in stage.tasks} - {-1})
         self.changes: dict[int, _Change] = {}
+        self.bodies: dict[int, list[tuple[_Change, int | None]]] = {}
         self.effects: dict[tuple[int, Names, Names], _Effect] = {}
         self.sizes: dict[Names, np.ndarray] = {}
         self.common: Names = frozenset(self._always())
@@ -133,8 +134,7 @@ class _Walk:
         live = (self._uses(frozenset(common)) + self._uses(frozenset(mine))).tolist()
         most, total = list(live), sum(live)
         top = total
-        for step, layer in steps_of(task.body):
-            change = self._change(step)
+        for change, layer in self._changes(task):
             for place in change.places:
                 of_layer = None if place.shift is None or layer is None else layer + place.shift
                 name = place.name, of_layer, task.chunk if place.chunked else None
@@ -153,6 +153,13 @@ class _Walk:
                 most = list(live)
                 most[WORKSPACE] = change.workspace
         return _Effect(np.array(most, np.int64), frozenset(common), frozenset(mine))
+
+    def _changes(self, task: Task) -> list[tuple[_Change, int | None]]:
+        """All changes of a task's body in order, with their layers."""
+        if id(task.body) not in self.bodies:
+            steps = steps_of(task.body)
+            self.bodies[id(task.body)] = [(self._change(step), layer) for step, layer in steps]
+        return self.bodies[id(task.body)]
 
     def _change(self, step: Step) -> _Change:
         if id(step) not in self.changes:
