@@ -240,11 +240,8 @@ class StageClock:
     def _content(self, step: Step, origin: int) -> tuple:
         match step:
             case Run():
-                return (
-                    step.segment,
-                    *self._named(step),
-                    step.again,
-                )  # kept, so that it stays this one
+                price = self.prices.run(step.segment)
+                return (step.segment, price, *self._named(step), step.again)
             case Exchange():
                 return (id(self._meeting(step)), *self._named(step))
             case Layers():
