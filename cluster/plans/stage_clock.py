@@ -132,6 +132,7 @@ class StageClock:
         self._cuts: dict[int, list[Part]] = {}
         self._meetings: dict[int, Meeting | None] = {}
         self._sent: dict[int, tuple[str, Array, Array]] = {}
+        self._free: dict[tuple, _Effect] = {}  # of stretches that begin with nothing in flight
         self._durations: dict[Segment, tuple[RunPrice, Array | int]] = {}
         self._components: dict[tuple[int, ...], Array] = {}
         self._factor: Array | None = None
@@ -217,17 +218,29 @@ class StageClock:
         if not self.once:
             self._block(steps, context)
             return
+        key = (id(steps), context.kind, context.origin, context.layer)
+        free = not self.flights.some
+        effect = self._free.get(key) if free else None
+        if effect is None:
+            state = self._state(steps, context)
+            effect = self.shared.effects.get(state)
+            if effect is None:
+                effect = self.shared.effects[state] = self._effect(steps, context)
+                self._uses_of[effect] += 1
+                return
+            if free:
+                self._free[key] = effect
+        start, self.now = self.now, self.now + effect.now
+        if effect.flights or not free:
+            self.flights = InFlight([_moved(f, start, 0, context, sign=1) for f in effect.flights])
+        self._uses_of[effect] += 1
+
+    def _state(self, steps: Stretch, context: Context) -> tuple:
+        """All that the effect of steps depends on."""
         layer = None if context.layer is None else context.layer - context.origin
         pace = None if self._factor is None else self.program.stage
         shape = self._shape(steps, context.origin)
-        state = (shape, context.kind, layer, pace, self._relative(context))
-        effect = self.shared.effects.get(state)
-        if effect is None:
-            effect = self.shared.effects[state] = self._effect(steps, context)
-        else:
-            start, self.now = self.now, self.now + effect.now
-            self.flights = InFlight([_moved(f, start, 0, context, sign=1) for f in effect.flights])
-        self._uses_of[effect] += 1
+        return shape, context.kind, layer, pace, self._relative(context)
 
     def _shape(self, steps: Stretch, origin: int) -> int:
         """A number for what steps do, layers counted from `origin`."""
