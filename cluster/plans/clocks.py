@@ -8,6 +8,7 @@ their exchanges and sends, the pace of their chips, and jitter.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
@@ -132,7 +133,8 @@ def advance(
     classes = _classes(program, prices, paces, work)
     paces.fold(classes)
     mail: dict[Message, deque[Array]] = {}
-    shared = Shared()
+    alike = not paces.varies and work is None and all(base is None for base in paces.base)
+    shared = _shared((*prices.ground, classes.of.tobytes())) if alike else Shared()
 
     def post(message: Message, arrival: Array) -> None:
         mail.setdefault(message, deque()).append(arrival)
@@ -152,6 +154,12 @@ def advance(
     sends = {name: price for clock in clocks for name, price in clock.sends.items()}
     accounts = tuple(clock.account() for clock in clocks)
     return Timeline(classes, ends, accounts, exchanges, sends, events)
+
+
+@lru_cache(maxsize=8)
+def _shared(key: tuple) -> Shared:
+    """What plans that differ in batch, schedule or sharding alone have in common."""
+    return Shared()
 
 
 def _drive(clocks: Sequence[StageClock], mail: dict[Message, deque[Array]]) -> None:

@@ -36,6 +36,7 @@ ALWAYS = ("parameter", "optimizer", "batch", "coordinate")
 Name = tuple[str, int | None, int | None]
 """A value of a rank but for its microbatch: (name, layer, chunk)."""
 Names = frozenset[Name]
+NOTHING: Names = frozenset()
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class _Effect:
     """
 
     peak: np.ndarray
+    top: int  # the sum of peak
     common: Names
     mine: Names
 
@@ -100,30 +102,32 @@ class _Walk:
         self.stage, self.machine = stage, machine
         self.microbatches = len({task.microbatch for task in stage.tasks} - {-1})
         self.changes: dict[int, _Change] = {}
+        self.bodies: dict[int, list[tuple[_Change, int | None]]] = {}
         self.effects: dict[tuple[int, Names, Names], _Effect] = {}
         self.sizes: dict[Names, np.ndarray] = {}
+        self.totals: dict[Names, int] = {}
         self.common: Names = frozenset(self._always())
         self.micro: dict[int, Names] = {}
 
     def peak(self) -> Memory:
         """Walks through the step. The first of equal peaks counts."""
-        live, most, top, at = self._uses(self.common), np.zeros(len(LINES), np.int64), 0, ""
+        most, top, at = np.zeros(len(LINES), np.int64), 0, ""
+        live = self._total(self.common)
         for task in self.stage.tasks:
             effect = self._effect(task)
-            mine = self.micro.get(task.microbatch, frozenset())
-            others = live - self._uses(self.common) - self._uses(mine)
-            here = others + effect.peak
-            total = int(here.sum())
-            if total > top:
-                most, top, at = here, total, _describe(task)
+            mine = self.micro.pop(task.microbatch, NOTHING)
+            others = live - self._total(self.common) - self._total(mine)
+            if others + effect.top > top:
+                top, at = others + effect.top, _describe(task)
+                most = sum(map(self._uses, self.micro.values()), effect.peak)
             self.common, self.micro[task.microbatch] = effect.common, effect.mine
-            live = others + self._uses(effect.common) + self._uses(effect.mine)
+            live = others + self._total(effect.common) + self._total(effect.mine)
         uses = {line: n for line, n in zip(LINES, most.tolist(), strict=True) if n}
         uses["runtime"] = self.machine.chip.hbm_microcode_bytes * self.machine.lnc
         return Memory(self.stage.stage, uses, at)
 
     def _effect(self, task: Task) -> _Effect:
-        mine = self.micro.get(task.microbatch, frozenset())
+        mine = self.micro.get(task.microbatch, NOTHING)
         key = (id(task.body), self.common, mine)
         if key not in self.effects:
             self.effects[key] = self._new_effect(task, set(self.common), set(mine))
@@ -133,8 +137,7 @@ class _Walk:
         live = (self._uses(frozenset(common)) + self._uses(frozenset(mine))).tolist()
         most, total = list(live), sum(live)
         top = total
-        for step, layer in steps_of(task.body):
-            change = self._change(step)
+        for change, layer in self._changes(task):
             for place in change.places:
                 of_layer = None if place.shift is None or layer is None else layer + place.shift
                 name = place.name, of_layer, task.chunk if place.chunked else None
@@ -152,7 +155,14 @@ class _Walk:
                 top = total + change.workspace
                 most = list(live)
                 most[WORKSPACE] = change.workspace
-        return _Effect(np.array(most, np.int64), frozenset(common), frozenset(mine))
+        return _Effect(np.array(most, np.int64), top, frozenset(common), frozenset(mine))
+
+    def _changes(self, task: Task) -> list[tuple[_Change, int | None]]:
+        """All changes of a task's body in order, with their layers."""
+        if id(task.body) not in self.bodies:
+            steps = steps_of(task.body)
+            self.bodies[id(task.body)] = [(self._change(step), layer) for step, layer in steps]
+        return self.bodies[id(task.body)]
 
     def _change(self, step: Step) -> _Change:
         if id(step) not in self.changes:
@@ -188,6 +198,12 @@ class _Walk:
         value = self.stage.values[name]
         count = self.microbatches if value.micro and value.role in ALWAYS else 1
         return value.type.nbytes * count
+
+    def _total(self, names: Names) -> int:
+        """Bytes of values."""
+        if names not in self.totals:
+            self.totals[names] = int(self._uses(names).sum())
+        return self.totals[names]
 
     def _uses(self, names: Names) -> np.ndarray:
         if names not in self.sizes:

@@ -98,9 +98,10 @@ def classes_of(
     int64[places] tables of one other place each.
     """
     of = np.zeros(places, np.int64)
-    for value in values:
+    for value in _distinct(values):
         if value.size > 1 and (value != value[0]).any():
             of = _refined(of, value)
+    partners = _distinct(partners)
     while of.any():  # one class meets only itself
         finer = of
         for table in groups:
@@ -111,6 +112,11 @@ def classes_of(
             break
         of = finer
     return Classes(of, np.unique(of, return_index=True)[1])
+
+
+def _distinct(arrays: Iterable[Array]) -> list[Array]:
+    """Those of different content, in order."""
+    return list({array.tobytes(): array for array in arrays}.values())
 
 
 def _refined(of: Array, value: Array) -> Array:

@@ -159,9 +159,19 @@ class Prices:
         self._runs: dict[Segment, RunPrice] = {}
         self._groups: dict[tuple[tuple[str, ...], int], Array] = {}
         self._exchanges: dict[tuple, ExchangePrice] = {}
+        self._steps: dict[tuple[int, int], tuple[Exchange, ExchangePrice | None]] = {}
         self._priced: dict[tuple, _Priced] = {}
         self._sends: dict[tuple, SendPrice] = {}
         self._folds: dict[tuple, Fold] = {}
+
+    @property
+    def ground(self) -> tuple:
+        """Equal for prices that are equal whatever the program."""
+        where = self.machine.placement
+        return (
+            where.instance, where.nodes, where.lnc, where.mesh, self.slots.tobytes(),
+            self.algorithm, self.failed, self.degraded, self.efficiency,
+        )  # fmt: skip
 
     def run(self, segment: Segment) -> RunPrice:
         """A segment on one rank of this machine."""
@@ -177,6 +187,12 @@ class Prices:
 
     def exchange(self, stage: StageProgram, step: Exchange) -> ExchangePrice | None:
         """An exchange as `stage` does it; None where its groups are of one rank."""
+        key = (id(step), stage.stage)
+        if key not in self._steps:
+            self._steps[key] = step, self._exchange(stage, step)
+        return self._steps[key][1]
+
+    def _exchange(self, stage: StageProgram, step: Exchange) -> ExchangePrice | None:
         if step.span == 1 or all(self.places.mesh.degree(axis) == 1 for axis in step.axes):
             return None
         operand, result = types_of(stage, step)

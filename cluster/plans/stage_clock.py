@@ -70,7 +70,11 @@ class _State:
 
 
 class Shared:
-    """What stages that do the same have in common: meetings, and effects of stretches."""
+    """What stages that do the same have in common: meetings, and effects of stretches.
+
+    Good for all programs of one machine, mesh and way of pricing (`Prices.ground`), whose places
+    are of the same classes.
+    """
 
     def __init__(self) -> None:
         self.meetings: dict[tuple, Meeting] = {}
@@ -80,7 +84,8 @@ class Shared:
     def meeting(self, step: Exchange, price: ExchangePrice, classes: Classes) -> Meeting:
         """The meeting of an exchange: the same for all stages that have the same price."""
         name = price.name(step.label)
-        key = (name, step.stream, price.ends.tobytes(), price.demand, id(price.groups))
+        who = (price.axes, price.span)
+        key = (name, step.stream, price.ends.tobytes(), price.demand, price.limited_by, who)
         if key not in self.meetings:
             self.meetings[key] = Meeting.of(name, price, step.stream, classes)
         return self.meetings[key]
@@ -126,6 +131,8 @@ class StageClock:
         self._shapes: dict[tuple[int, int], int] = {}
         self._cuts: dict[int, list[Part]] = {}
         self._meetings: dict[int, Meeting | None] = {}
+        self._sent: dict[int, tuple[str, Array, Array]] = {}
+        self._free: dict[tuple, _Effect] = {}  # of stretches that begin with nothing in flight
         self._durations: dict[Segment, tuple[RunPrice, Array | int]] = {}
         self._components: dict[tuple[int, ...], Array] = {}
         self._factor: Array | None = None
@@ -182,17 +189,25 @@ class StageClock:
         self._land()
 
     def _send(self, step: Send, context: Context) -> None:
-        stage = self.program.stage
-        price = self.prices.send(stage, step.stage, self.program.values[step.read.name].type)
+        name, port, arrival = self._sending(step)
         begin = np.maximum(self._ready((self._key(step.read, context),)), self.port)
-        self.port = begin + self._of_class(price.port)
-        name = price.name(step.channel)
-        self.sends[name] = price
-        self._account.add(("total", name), self._of_class(price.arrival))
+        self.port = begin + port
+        self._account.add(("total", name), arrival)
         self._account.add(("count", name), 1)
         self._trace("send", step.channel, begin, self.port - begin)
-        message = (step.channel, context.microbatch, stage, step.stage)
-        self.post(message, begin + self._of_class(price.arrival))
+        message = (step.channel, context.microbatch, self.program.stage, step.stage)
+        self.post(message, begin + arrival)
+
+    def _sending(self, step: Send) -> tuple[str, Array, Array]:
+        """(name, ps of the port, ps until it is there) of a send, by class."""
+        if id(step) not in self._sent:
+            kind = self.program.values[step.read.name].type
+            price = self.prices.send(self.program.stage, step.stage, kind)
+            name = price.name(step.channel)
+            self.sends[name] = price
+            times = self._of_class(price.port), self._of_class(price.arrival)
+            self._sent[id(step)] = name, *times
+        return self._sent[id(step)]
 
     def _of_class(self, values: Array) -> Array:
         return values if values.size == 1 else values[self.classes.first]
@@ -203,17 +218,29 @@ class StageClock:
         if not self.once:
             self._block(steps, context)
             return
+        key = (id(steps), context.kind, context.origin, context.layer)
+        free = not self.flights.some
+        effect = self._free.get(key) if free else None
+        if effect is None:
+            state = self._state(steps, context)
+            effect = self.shared.effects.get(state)
+            if effect is None:
+                effect = self.shared.effects[state] = self._effect(steps, context)
+                self._uses_of[effect] += 1
+                return
+            if free:
+                self._free[key] = effect
+        start, self.now = self.now, self.now + effect.now
+        if effect.flights or not free:
+            self.flights = InFlight([_moved(f, start, 0, context, sign=1) for f in effect.flights])
+        self._uses_of[effect] += 1
+
+    def _state(self, steps: Stretch, context: Context) -> tuple:
+        """All that the effect of steps depends on."""
         layer = None if context.layer is None else context.layer - context.origin
         pace = None if self._factor is None else self.program.stage
         shape = self._shape(steps, context.origin)
-        state = (shape, context.kind, layer, pace, self._relative(context))
-        effect = self.shared.effects.get(state)
-        if effect is None:
-            effect = self.shared.effects[state] = self._effect(steps, context)
-        else:
-            start, self.now = self.now, self.now + effect.now
-            self.flights = InFlight([_moved(f, start, 0, context, sign=1) for f in effect.flights])
-        self._uses_of[effect] += 1
+        return shape, context.kind, layer, pace, self._relative(context)
 
     def _shape(self, steps: Stretch, origin: int) -> int:
         """A number for what steps do, layers counted from `origin`."""
@@ -226,7 +253,8 @@ class StageClock:
     def _content(self, step: Step, origin: int) -> tuple:
         match step:
             case Run():
-                return (id(step.segment), *self._named(step), step.again)
+                price = self.prices.run(step.segment)
+                return (step.segment, price, *self._named(step), step.again)
             case Exchange():
                 return (id(self._meeting(step)), *self._named(step))
             case Layers():
