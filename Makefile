@@ -25,6 +25,7 @@ bench: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/collectives.py
 	$(BIN)/python benchmarks/kernels.py
 	$(BIN)/python benchmarks/plans.py
+	$(BIN)/python benchmarks/studies.py
 
 calibrate: $(VENV)/installed
 	$(BIN)/trnsim calibrate

@@ -13,7 +13,7 @@ from typing import Any
 from .journal import PointResult
 from .runners import outcome, runner
 
-TASKS_PER_CPU = 3  # batches at least, so that processors end together
+TASKS_PER_CPU = 2  # batches at least, so that processors end together
 IN_FLIGHT = 1  # results of a task that nobody has taken yet, at most
 
 
@@ -83,8 +83,11 @@ def _results(kind: str, jobs: Sequence[Job]) -> Iterator[PointResult]:
 
 def _task(kind: str, batch: list[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, dict, str]]:
     """The body of a task. Plain data in and out."""
+    import gc
+
     import jax
 
+    gc.set_threshold(200_000, 50, 1000)  # a plan is many small objects: looking often takes 8 %
     jax.config.update("jax_platforms", "cpu")
     for result in _results(kind, [Job(*each) for each in batch]):
         yield result.key, result.values, result.refused

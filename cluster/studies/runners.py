@@ -200,7 +200,7 @@ def _plan(asked: Mapping[str, Any]) -> dict[str, Any]:
 _SHARED_BY_PLANS = frozenset(
     "nodes pp dp ep global_batch zero schedule streams bucket early_all_gather late_reduce_scatter"
     " algorithm jitter seed slow_chip slow_link fail mtbf checkpoint checkpoint_every restart"
-    " placement mesh".split()
+    " placement mesh recompute".split()
 )
 """Options on which compiled segments do not depend (all but sizes of buckets)."""
 
