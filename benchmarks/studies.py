@@ -2,13 +2,11 @@
 
     python benchmarks/studies.py
 
-Goal: 60 s on two cores, Ray's start, all compiling, the table and the figures included. `cpu` is
-processor time of all processes, which is what a busy machine leaves of the comparison: divided by
-the number of processors, it is the least that the study could take on an idle one.
+Goal: 60 s on two cores, Ray's start, all compiling, the table and the figures included. Ray's
+workers are niced: on a machine that others use they get less than their share.
 """
 
 import os
-import resource
 import tempfile
 import time
 from pathlib import Path
@@ -28,11 +26,9 @@ def main() -> None:
         table = StudyRun(study, Path(folder)).run()
         seconds = time.perf_counter() - begin
     refused = sum(bool(row["refused"]) for row in table.rows)
-    own, others = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    cpu = sum(use.ru_utime + use.ru_stime for use in (own, others))
     print(
         f"{len(table.rows)} points, {refused} refused: {seconds:.1f} s on {os.cpu_count()} cores,"
-        f" cpu {cpu:.0f} s, load average {os.getloadavg()[0]:.1f}"
+        f" load average {os.getloadavg()[0]:.1f}"
     )
 
 
