@@ -4,7 +4,7 @@ import ast
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,14 +108,8 @@ def kernel(
         return
     target = as_chip(chip)
     others = {path: apply_overlay(target, path) for path in overlays}
-    wanted, positional, named = load_kernel(kernel), [], {}
-    random = np.random.default_rng(seed)
-    for text in arguments:
-        name, value = parse_argument(text, random)
-        if name:
-            named[name] = value
-        else:
-            positional.append(value)
+    wanted, random = load_kernel(kernel), np.random.default_rng(seed)
+    positional, named = by_name(parse_argument(text, random) for text in arguments)
     if linted != "off":
         report_lint(lint(wanted, [*positional, *named.values()]), linted == "error")
     with Console(stderr=True).status("running the kernel"):
@@ -138,6 +132,18 @@ def kernel(
         show(result, kernel, trace)
         if variants:
             Console(width=None if sys.stdout.isatty() else 120).print(_variants(variants))
+
+
+def by_name(arguments: Iterable[tuple[str, Any]]) -> tuple[list[Any], dict[str, Any]]:
+    """Positional and keyword arguments, of (keyword or "", value)."""
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    for name, value in arguments:
+        if name:
+            named[name] = value
+        else:
+            positional.append(value)
+    return positional, named
 
 
 def overlaid(variants: Mapping[Path, SimulationResult]) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from trnsim.device.nki.lint import lint
 from trnsim.device.nki.result import SimulationResult
 from trnsim.device.units import format_bytes, format_rate, format_time
 
-from .cli_kernel import parse_argument, report_lint, trace_entries, write_entries
+from .cli_kernel import by_name, parse_argument, report_lint, trace_entries, write_entries
 from .instances import load_instance
 from .kernel_execution import Ranked
 from .kernel_fabric import CollectiveUse
@@ -68,17 +68,14 @@ def run_ranks(
 def inputs_of(arguments: Sequence[str], seed: int, rank: int, ranks: int) -> Ranked:
     """The arguments of one rank: random ones are its own, `groups[N]` is of N ranks each."""
     random = np.random.default_rng((seed, rank))
-    positional, named = [], {}
-    for text in arguments:
+
+    def parsed(text: str) -> tuple[str, Any]:
         grouped = _GROUPS.fullmatch(text.strip())
         if grouped:
-            name, value = grouped[1], _groups(int(grouped[2]), ranks)
-        else:
-            name, value = parse_argument(text, random)
-        if name:
-            named[name] = value
-        else:
-            positional.append(value)
+            return grouped[1], _groups(int(grouped[2]), ranks)
+        return parse_argument(text, random)
+
+    positional, named = by_name(map(parsed, arguments))
     return Ranked(tuple(positional), named)
 
 

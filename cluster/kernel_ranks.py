@@ -103,12 +103,8 @@ def simulate_ranks(
     if instance is None:
         if ranks not in (None, 1) or nodes != 1 or runtime != "local":
             raise BadInput("instance", "none", "an instance for several ranks, nodes, or Ray")
-        given = _arguments(inputs, 0, 1)
         options = {"seed": seed, "hazards": hazards, "deadline": deadline, "data": data}
-        options["chip"] = (
-            as_chip(chip) if overlay is None else apply_overlay(as_chip(chip), overlay)
-        )
-        return RanksResult((simulate(made, *given.args, **options, **given.kwargs),))
+        return _on_one_rank(made, inputs, as_chip(chip), overlay, options)
     _check_instance(instance, cores, chip)
     available = nodes * load_instance(instance).logical_cores(cores)
     machine = Machine(
@@ -125,6 +121,16 @@ def simulate_ranks(
             return _Coordinator(job, cores_of).run(starts)
     finally:
         job.stop()
+
+
+def _on_one_rank(
+    kernel: Kernel, inputs: Inputs, chip: Chip, overlay: str | Path | None, options: dict[str, Any]
+) -> RanksResult:
+    """A kernel without an instance, on the numbers of `overlay` if there is one."""
+    given = _arguments(inputs, 0, 1)
+    numbers = chip if overlay is None else apply_overlay(chip, overlay)
+    found = simulate(kernel, *given.args, chip=numbers, **options, **given.kwargs)
+    return RanksResult((found,))
 
 
 class _Coordinator:

@@ -1,33 +1,20 @@
 """Kernels on ranks as Ray actors, and `trnsim kernel --instance`."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
 
-from trnsim.cluster.cli import main
 from trnsim.cluster.kernel_execution import Ranked
 from trnsim.cluster.kernel_ranks import simulate_ranks
 from trnsim.device.errors import BadInput, CollectiveMismatch, IllegalInstruction
 
 from . import nki_collective_kernels as kernels
 from .nki_collective_kernels import nki
+from .nki_command import run_command as command
 
 FILE = kernels.__file__
 BIG = "trn2.48xlarge"
-
-
-def command(capsys, monkeypatch, *words) -> tuple[int, str, str]:
-    """(exit code, standard output, standard error) of `trnsim kernel WORDS`."""
-    monkeypatch.setattr(sys, "argv", ["trnsim", "kernel", *map(str, words)])
-    try:
-        main()
-        code = 0
-    except SystemExit as done:
-        code = int(done.code or 0)
-    out, err = capsys.readouterr()
-    return code, out, err
 
 
 # ---- Ray -------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from trnsim.cluster.cli import main
 from trnsim.device.chip import load_chip
 from trnsim.device.errors import BadInput, DeadlineExceeded, IllegalInstruction, OutOfMemory
 from trnsim.device.isa.dma import transferring
@@ -23,6 +22,7 @@ from trnsim.device.nki.errors import DeadlockError, NotModelled
 from trnsim.device.units import cycles_ps
 
 from . import nki_kernels as kernels
+from .nki_command import run_command as command
 from .nki_kernels import nisa, nki, nl
 
 CHIP = load_chip("trn2")
@@ -390,17 +390,6 @@ def test_scripts_run_with_the_simulator(tmp_path):
 
 
 # ---- the command line ------------------------------------------------------------------------
-
-
-def command(capsys, monkeypatch, *words) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["trnsim", "kernel", *map(str, words)])
-    try:
-        main()
-        code = 0
-    except SystemExit as done:
-        code = int(done.code or 0)
-    out, err = capsys.readouterr()
-    return code, out, err
 
 
 def test_the_command_prints_numbers_and_writes_a_trace(capsys, monkeypatch, tmp_path):

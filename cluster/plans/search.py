@@ -6,7 +6,7 @@ found is not priced: that bound says why it loses. Axes that are given keep thei
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -166,7 +166,7 @@ def _explained(candidate: Candidate, best: Candidate) -> Candidate:
         )
     else:
         why = _difference(candidate.result, best.result)
-    return Candidate(candidate.plan, candidate.need, candidate.bound, candidate.result, why)
+    return replace(candidate, why=why)
 
 
 def _difference(result: PlanResult, best: PlanResult) -> str:

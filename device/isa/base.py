@@ -35,9 +35,14 @@ FREE_AXES_MAX = 4  # of an access pattern (trainium_inferentia2_arch.rst)
 
 
 class Instruction:
-    """Base of all instructions. `engine` is one of ENGINES."""
+    """Base of all instructions. `engine` is one of ENGINES.
+
+    Most have one source and one destination; others say what they read and write.
+    """
 
     __slots__ = ()
+    dst: View
+    src: View
     engine: str
     table: ClassVar[str] = ""  # activation function table that must be loaded
     queue: str = ""  # DMA queue
@@ -46,11 +51,11 @@ class Instruction:
 
     def reads(self) -> tuple[View, ...]:
         """The views whose values are used."""
-        raise NotImplementedError
+        return (self.src,)
 
     def writes(self) -> tuple[View, ...]:
         """The views that get new values."""
-        raise NotImplementedError
+        return (self.dst,)
 
     def used(self) -> tuple[View, ...]:
         """The views of which every element is read: fewer than `reads` where an index picks."""

@@ -31,6 +31,11 @@ class Dma(Instruction):
     __slots__ = ()
     engine = "dma"
 
+    @property
+    def hbm_bytes(self) -> int:  # type: ignore[override]
+        """Bytes read from and written to HBM."""
+        return hbm_bytes_of(self.dst, self.src)
+
     def cycles(self, chip: Chip) -> int:
         """DMA has no clock of its own: see `duration`."""
         raise NotImplementedError
@@ -66,14 +71,6 @@ class DmaCopy(Dma):
     def reads(self) -> tuple[View, ...]:
         return (self.src, self.dst) if self.accumulate else (self.src,)
 
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
-
-    @property
-    def hbm_bytes(self) -> int:  # type: ignore[override]
-        """Bytes read from and written to HBM."""
-        return _hbm_bytes(self.dst, self.src)
-
     def check(self, chip: Chip) -> None:
         self.check_space("dst", self.dst)
         self.check_space("src", self.src)
@@ -104,17 +101,6 @@ class DmaTranspose(Dma):
     dst: View
     src: View
     queue: str = ""
-
-    def reads(self) -> tuple[View, ...]:
-        return (self.src,)
-
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
-
-    @property
-    def hbm_bytes(self) -> int:  # type: ignore[override]
-        """Bytes read from and written to HBM."""
-        return _hbm_bytes(self.dst, self.src)
 
     def check(self, chip: Chip) -> None:
         self.check_space("dst", self.dst)
@@ -155,9 +141,6 @@ class DmaGather(Dma):
     def reads(self) -> tuple[View, ...]:
         return self.src, self.index
 
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
-
     @property
     def hbm_bytes(self) -> int:  # type: ignore[override]
         """Bytes read from and written to HBM: the rows that move."""
@@ -191,9 +174,6 @@ class DmaScatter(Dma):
 
     def reads(self) -> tuple[View, ...]:
         return (self.src, self.index, self.dst) if self.accumulate else (self.src, self.index)
-
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
 
     @property
     def hbm_bytes(self) -> int:  # type: ignore[override]
@@ -285,7 +265,8 @@ def _rate(chip: Chip, *layouts: Layout) -> int:
     return min(engines, chip.stack_bytes_per_s // (chip.cores_per_stack * touches))
 
 
-def _hbm_bytes(*views: View) -> int:
+def hbm_bytes_of(*views: View) -> int:
+    """Bytes of the views that lie in HBM."""
     return sum(view.nbytes for view in views if view.space == "hbm")
 
 

@@ -47,9 +47,6 @@ class Iota(GpSimd):
     def reads(self) -> tuple[View, ...]:
         return ()
 
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
-
     def check(self, chip: Chip) -> None:
         self.check_sbuf(chip, dst=self.dst)
         if len(self.steps) != len(self.dst.shape) - 1:
@@ -80,12 +77,6 @@ class PartitionReduce(GpSimd):
     src: View
     op: str
 
-    def reads(self) -> tuple[View, ...]:
-        return (self.src,)
-
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
-
     def check(self, chip: Chip) -> None:
         self.check_sbuf(chip, dst=self.dst, src=self.src)
         if self.op not in REDUCTIONS:
@@ -111,12 +102,6 @@ class PartitionBroadcast(GpSimd):
 
     dst: View
     src: View
-
-    def reads(self) -> tuple[View, ...]:
-        return (self.src,)
-
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
 
     def check(self, chip: Chip) -> None:
         self.check_sbuf(chip, dst=self.dst, src=self.src)
@@ -148,9 +133,6 @@ class Gather(GpSimd):
     def reads(self) -> tuple[View, ...]:
         return self.src, self.index
 
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
-
     def check(self, chip: Chip) -> None:
         self.check_sbuf(chip, dst=self.dst, src=self.src, index=self.index)
         _check_positions(self, self.index, "dst", self.dst, self.src)
@@ -178,9 +160,6 @@ class Scatter(GpSimd):
 
     def reads(self) -> tuple[View, ...]:
         return (self.src, self.index, self.dst) if self.accumulate else (self.src, self.index)
-
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
 
     def check(self, chip: Chip) -> None:
         self.check_sbuf(chip, dst=self.dst, src=self.src, index=self.index)
@@ -216,9 +195,6 @@ class Custom(GpSimd):
 
     def reads(self) -> tuple[View, ...]:
         return self.operands
-
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
 
     def check(self, chip: Chip) -> None:
         self.check_sbuf(chip, dst=self.dst)

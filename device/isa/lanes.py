@@ -150,9 +150,6 @@ class TensorTensor(Lanes):
     def reads(self) -> tuple[View, ...]:
         return self.a, self.b
 
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
-
     def check(self, chip: Chip) -> None:
         dst, a, b = self.dst, self.a, self.b
         spaces = self.spaces(("vector", "gpsimd"))
@@ -219,9 +216,6 @@ class TensorScalar(Lanes):
 
     def reads(self) -> tuple[View, ...]:
         return (self.src, *views(self.operand0, self.operand1))
-
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
 
     def check(self, chip: Chip) -> None:
         dst, src = self.dst, self.src
@@ -337,9 +331,6 @@ class ScalarTensorTensor(Lanes):
     def reads(self) -> tuple[View, ...]:
         return (self.src, self.other, *views(self.operand0))
 
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
-
     def check(self, chip: Chip) -> None:
         named = (("dst", self.dst), ("data", self.src), ("operand1", self.other))
         for operand, view in named:
@@ -372,12 +363,6 @@ class Copy(Lanes):
     dst: View
     src: View
     engine: str = "vector"
-
-    def reads(self) -> tuple[View, ...]:
-        return (self.src,)
-
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
 
     def check(self, chip: Chip) -> None:
         spaces = self.spaces(("vector", "scalar", "gpsimd"))
@@ -414,9 +399,6 @@ class Memset(Lanes):
     def reads(self) -> tuple[View, ...]:
         return ()
 
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
-
     def check(self, chip: Chip) -> None:
         self.check_place(chip, "dst", self.dst, self.spaces(("vector", "gpsimd")))
 
@@ -443,12 +425,6 @@ class Reciprocal(Lanes):
     dst: View
     src: View
     engine = "vector"
-
-    def reads(self) -> tuple[View, ...]:
-        return (self.src,)
-
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
 
     def check(self, chip: Chip) -> None:
         self.check_place(chip, "dst", self.dst)
@@ -480,12 +456,6 @@ class TensorReduce(Lanes):
     axes: int
     negate: bool = False
     engine = "vector"
-
-    def reads(self) -> tuple[View, ...]:
-        return (self.src,)
-
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
 
     def check(self, chip: Chip) -> None:
         dst, src = self.dst, self.src

@@ -118,9 +118,6 @@ class Matmul(OnTensor):
             return self.stationary, self.moving, self.dst
         return self.stationary, self.moving
 
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
-
     @property
     def sizes(self) -> tuple[int, int, int]:
         """(K partitions, M, N)."""
@@ -271,12 +268,6 @@ class Transpose(Lanes):
     src: View
     engine: str = "tensor"
 
-    def reads(self) -> tuple[View, ...]:
-        return (self.src,)
-
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
-
     def check(self, chip: Chip) -> None:
         dst, src = self.dst, self.src
         if self.engine == "tensor":
@@ -409,9 +400,6 @@ class MatmulMx(OnMx):
     def used(self) -> tuple[View, ...]:
         return (*self.reads(), self.dst) if self.accumulate is True else self.reads()
 
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
-
     @property
     def flops(self) -> int:  # type: ignore[override]
         """Multiplications and additions."""
@@ -466,9 +454,6 @@ class QuantizeMx(OnMx):
     scale: View
     element: str
     engine = "vector"
-
-    def reads(self) -> tuple[View, ...]:
-        return (self.src,)
 
     def writes(self) -> tuple[View, ...]:
         return self.dst, *scale_views(self.scale, self.src.shape[0], self.dst.free)

@@ -13,7 +13,7 @@ import numpy as np
 from ..arithmetic import convert
 from ..chip import Chip
 from ..memory import ITEMSIZE, View
-from .dma import Dma, Transfer, _hbm_bytes, transferring, transposing
+from .dma import Dma, Transfer, hbm_bytes_of, transferring, transposing
 from .numerics import FLOAT32, cast, load
 
 MODES = ("unknown", "none", "swdge", "hwdge")
@@ -74,17 +74,6 @@ class DmaCopy(Moves):
     trigger: str = ""
     priority: int | None = None
     queue: str = ""
-
-    def reads(self) -> tuple[View, ...]:
-        return (self.src,)
-
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
-
-    @property
-    def hbm_bytes(self) -> int:  # type: ignore[override]
-        """Bytes read from and written to HBM."""
-        return _hbm_bytes(self.dst, self.src)
 
     def check(self, chip: Chip) -> None:
         self.check_space("dst", self.dst)
@@ -168,9 +157,6 @@ class DmaGather(Indirect):
 
     def used(self) -> tuple[View, ...]:
         return picked_rows(self.whole, self.index, self.rows)
-
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
 
     @property
     def hbm_bytes(self) -> int:  # type: ignore[override]
@@ -323,9 +309,6 @@ class DmaGatherAdd(Indirect):
     def used(self) -> tuple[View, ...]:
         return (self.dst, *picked_rows(self.whole, self.index, self.rows))
 
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
-
     @property
     def hbm_bytes(self) -> int:  # type: ignore[override]
         """Bytes read from HBM: the rows that move."""
@@ -367,17 +350,6 @@ class DmaTranspose(Moves):
     mode: str = "unknown"
     priority: int | None = None
     queue: str = ""
-
-    def reads(self) -> tuple[View, ...]:
-        return (self.src,)
-
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
-
-    @property
-    def hbm_bytes(self) -> int:  # type: ignore[override]
-        """Bytes read from and written to HBM."""
-        return _hbm_bytes(self.dst, self.src)
 
     def check(self, chip: Chip) -> None:
         dst, src = self.dst, self.src
@@ -444,13 +416,10 @@ class DmaCompute(Moves):
     def reads(self) -> tuple[View, ...]:
         return self.srcs
 
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
-
     @property
     def hbm_bytes(self) -> int:  # type: ignore[override]
         """Bytes read from and written to HBM."""
-        return _hbm_bytes(self.dst, *self.srcs)
+        return hbm_bytes_of(self.dst, *self.srcs)
 
     def check(self, chip: Chip) -> None:
         self.check_space("dst", self.dst)

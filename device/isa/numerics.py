@@ -167,11 +167,6 @@ def sine(x: np.ndarray) -> np.ndarray:
     return np.where(beyond > 0, cubic, np.sin(x)).astype(np.float32)
 
 
-def _sigmoid_dx(x: np.ndarray) -> np.ndarray:
-    s = special.logistic(x)
-    return s * (1 - s)
-
-
 _GELU_SIGMOID = np.float32(1.702)
 
 

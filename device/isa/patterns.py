@@ -78,9 +78,6 @@ class Iota(OnGpSimd):
     def reads(self) -> tuple[View, ...]:
         return ()
 
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
-
     def check(self, chip: Chip) -> None:
         self.check_sbuf(chip, dst=self.dst)
         self.check_pattern(self.pattern, self.dst, self.offset, self.channel)
@@ -104,12 +101,6 @@ class AffineSelect(OnGpSimd):
     otherwise: float
     compare: str = "equal"
     offset: int = 0
-
-    def reads(self) -> tuple[View, ...]:
-        return (self.src,)
-
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
 
     def check(self, chip: Chip) -> None:
         self.check_sbuf(chip, dst=self.dst, on_true_tile=self.src)
@@ -144,9 +135,6 @@ class GatherInPartition(OnGpSimd):
 
     def reads(self) -> tuple[View, ...]:
         return self.src, self.index
-
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
 
     def check(self, chip: Chip) -> None:
         self.check_sbuf(chip, dst=self.dst, data=self.src, indices=self.index)
@@ -201,9 +189,6 @@ class LocalGather(OnGpSimd):
 
     def reads(self) -> tuple[View, ...]:
         return self.src, self.index
-
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
 
     def check(self, chip: Chip) -> None:
         dst, src, index = self.dst, self.src, self.index
@@ -300,12 +285,6 @@ class SequenceBounds(OnGpSimd):
     dst: View
     src: View
 
-    def reads(self) -> tuple[View, ...]:
-        return (self.src,)
-
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
-
     def check(self, chip: Chip) -> None:
         self.check_sbuf(chip, dst=self.dst, segment_ids=self.src)
         for name, view in (("segment_ids", self.src), ("dst", self.dst)):
@@ -345,12 +324,6 @@ class PartitionReduce(OnGpSimd):
     src: View
     op: str
 
-    def reads(self) -> tuple[View, ...]:
-        return (self.src,)
-
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
-
     def check(self, chip: Chip) -> None:
         self.check_sbuf(chip, dst=self.dst, data=self.src)
         if self.op not in PARTITION_REDUCTIONS:
@@ -389,9 +362,6 @@ class TopK(OnGpSimd):
     index: View
     src: View
     n: int
-
-    def reads(self) -> tuple[View, ...]:
-        return (self.src,)
 
     def writes(self) -> tuple[View, ...]:
         return self.values, self.index

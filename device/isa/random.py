@@ -91,9 +91,6 @@ class Rng(Random):
     def reads(self) -> tuple[View, ...]:
         return ()
 
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
-
     def check(self, chip: Chip) -> None:
         self.check_draw(chip, self.dst, ("vector", "gpsimd"))
         if self.engine == "gpsimd":
@@ -123,9 +120,6 @@ class Rand2(Random):
 
     def reads(self) -> tuple[View, ...]:
         return views(self.low, self.high)
-
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
 
     def check(self, chip: Chip) -> None:
         self.check_generation(chip, 4)
@@ -160,9 +154,6 @@ class Dropout(Random):
     def reads(self) -> tuple[View, ...]:
         return (self.src, *views(self.probability))
 
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
-
     def check(self, chip: Chip) -> None:
         self.check_draw(chip, self.dst, ("vector",))
         self.check_place(chip, "data", self.src)
@@ -195,9 +186,6 @@ class SetSeed(Random):
     src: View
     state: RandomState
     engine = "vector"
-
-    def reads(self) -> tuple[View, ...]:
-        return (self.src,)
 
     def writes(self) -> tuple[View, ...]:
         return ()
@@ -242,9 +230,6 @@ class SetState(StateMove):
     state: RandomState
     engine: str = "gpsimd"
 
-    def reads(self) -> tuple[View, ...]:
-        return (self.src,)
-
     def writes(self) -> tuple[View, ...]:
         return ()
 
@@ -270,9 +255,6 @@ class GetState(StateMove):
 
     def reads(self) -> tuple[View, ...]:
         return ()
-
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
 
     def check(self, chip: Chip) -> None:
         self.check_state(chip, "dst", self.dst)

@@ -53,9 +53,6 @@ class TensorTensorScan(Lanes):
     def reads(self) -> tuple[View, ...]:
         return (self.a, self.b, *views(self.initial))
 
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
-
     def check(self, chip: Chip) -> None:
         for operand, view in (("dst", self.dst), ("data0", self.a), ("data1", self.b)):
             self.check_place(chip, operand, view)

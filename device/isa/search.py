@@ -53,12 +53,6 @@ class Max8(Search):
     dst: View
     src: View
 
-    def reads(self) -> tuple[View, ...]:
-        return (self.src,)
-
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
-
     def check(self, chip: Chip) -> None:
         self.check_searched(chip, "src", self.src)
         self.check_eight(chip, "dst", self.dst, self.src)
@@ -86,9 +80,6 @@ class FindIndex8(Search):
 
     def reads(self) -> tuple[View, ...]:
         return self.data, self.vals
-
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
 
     def check(self, chip: Chip) -> None:
         self.check_searched(chip, "data", self.data)
@@ -181,12 +172,6 @@ class BnStats(Lanes):
     src: View
     engine = "vector"
 
-    def reads(self) -> tuple[View, ...]:
-        return (self.src,)
-
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
-
     def check(self, chip: Chip) -> None:
         self.check_place(chip, "dst", self.dst)
         self.check_place(chip, "data", self.src)
@@ -223,12 +208,6 @@ class BnAggr(Lanes):
     dst: View
     src: View
     engine = "vector"
-
-    def reads(self) -> tuple[View, ...]:
-        return (self.src,)
-
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
 
     def check(self, chip: Chip) -> None:
         self.check_place(chip, "dst", self.dst)

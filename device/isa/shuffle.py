@@ -21,16 +21,13 @@ class CopyPredicated(Lanes):
     """
 
     dst: View
-    src: Scalar
+    src: Scalar  # type: ignore[assignment]  # a tensor or a number
     predicate: View
     reverse: bool = False
     engine = "vector"
 
     def reads(self) -> tuple[View, ...]:
         return (self.predicate, *views(self.src))
-
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
 
     def check(self, chip: Chip) -> None:
         self.check_place(chip, "dst", self.dst)
@@ -76,12 +73,6 @@ class StreamShuffle(Lanes):
     src: View
     mask: tuple[int, ...]
     engine = "vector"
-
-    def reads(self) -> tuple[View, ...]:
-        return (self.src,)
-
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
 
     def check(self, chip: Chip) -> None:
         dst, src = self.dst, self.src

@@ -35,9 +35,6 @@ class Matmul(Instruction):
     def reads(self) -> tuple[View, ...]:
         return self.stationary, self.moving
 
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
-
     @property
     def flops(self) -> int:  # type: ignore[override]
         """Multiplications and additions."""
@@ -132,12 +129,6 @@ class Transpose(Instruction):
     dst: View
     src: View
     engine = "tensor"
-
-    def reads(self) -> tuple[View, ...]:
-        return (self.src,)
-
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
 
     def check(self, chip: Chip) -> None:
         dst, src = self.dst, self.src

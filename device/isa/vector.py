@@ -63,9 +63,6 @@ class TensorTensor(Instruction):
     def reads(self) -> tuple[View, ...]:
         return self.a, self.b
 
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
-
     def check(self, chip: Chip) -> None:
         spaces = places(self, _ELEMENTWISE)
         check_op(self, self.op, self.a.dtype, self.b.dtype)
@@ -111,9 +108,6 @@ class TensorScalar(Instruction):
 
     def reads(self) -> tuple[View, ...]:
         return (self.src, *views_of(self.operand0, self.operand1))
-
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
 
     def check(self, chip: Chip) -> None:
         spaces = places(self, ("vector", "scalar", "gpsimd"))
@@ -169,9 +163,6 @@ class ScalarTensorTensor(Instruction):
     def reads(self) -> tuple[View, ...]:
         return (self.src, self.other, *views_of(self.operand0))
 
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
-
     def check(self, chip: Chip) -> None:
         spaces = places(self, _ELEMENTWISE)
         for operand, view in (("dst", self.dst), ("src", self.src), ("other", self.other)):
@@ -205,12 +196,6 @@ class Copy(Instruction):
     src: View
     engine: str = "vector"
 
-    def reads(self) -> tuple[View, ...]:
-        return (self.src,)
-
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
-
     def check(self, chip: Chip) -> None:
         spaces = places(self, ("vector", "scalar", "gpsimd"))
         self.check_place(chip, "dst", self.dst, spaces)
@@ -239,9 +224,6 @@ class Memset(Instruction):
 
     def reads(self) -> tuple[View, ...]:
         return ()
-
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
 
     def check(self, chip: Chip) -> None:
         self.check_place(chip, "dst", self.dst, places(self, _ELEMENTWISE))
@@ -273,9 +255,6 @@ class Select(Instruction):
 
     def reads(self) -> tuple[View, ...]:
         return (self.mask, *views_of(self.on_true, self.on_false))
-
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
 
     def check(self, chip: Chip) -> None:
         spaces = places(self, _ELEMENTWISE)
@@ -317,12 +296,6 @@ class TensorReduce(Instruction):
     axes: int = 0
     negate: bool = False
     engine = "vector"
-
-    def reads(self) -> tuple[View, ...]:
-        return (self.src,)
-
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
 
     def _kept(self) -> tuple[int, ...]:
         return self.src.shape[: len(self.src.shape) - self.axes] if self.axes else ()
@@ -367,12 +340,6 @@ class VectorTranspose(Instruction):
     dst: View
     src: View
     engine = "vector"
-
-    def reads(self) -> tuple[View, ...]:
-        return (self.src,)
-
-    def writes(self) -> tuple[View, ...]:
-        return (self.dst,)
 
     def check(self, chip: Chip) -> None:
         self.check_place(chip, "dst", self.dst)
