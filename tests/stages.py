@@ -68,6 +68,7 @@ def pipeline(schedule: str, stages: int, microbatches: int, runs: dict[str, Segm
     made = []
     for stage in range(stages):
         tasks = []
+        bodies: dict = {}
         for slot in kind.slots(stages, stage, microbatches):
             before = kind.before(stages, stage, slot.chunk)
             after = kind.after(stages, stage, slot.chunk)
@@ -78,6 +79,7 @@ def pipeline(schedule: str, stages: int, microbatches: int, runs: dict[str, Segm
             body.append(Run(runs[slot.kind], (Ref("x"),), (Ref("y"),)))
             if go and slot.kind != "weights":
                 body.append(Send(Ref("y"), go[0], slot.kind))
-            tasks.append(Task(slot.kind, tuple(body), slot.microbatch, slot.chunk))
+            shared = bodies.setdefault((slot.kind, slot.chunk), tuple(body))
+            tasks.append(Task(slot.kind, shared, slot.microbatch, slot.chunk))
         made.append(StageProgram(stage, (range(1),) * kind.chunks, tuple(tasks), values))
     return TrainingProgram(schedule, tuple(made), microbatches, 0, 0)

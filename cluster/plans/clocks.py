@@ -1,8 +1,7 @@
 """The time plane of a training program: all stages' clocks, advanced until every task is done.
 
-Stages only wait for each other's messages, so they are advanced in any order. Ranks of a stage that
-nothing tells apart share one clock (`places.classes_of`); what tells them apart is the prices of
-their exchanges and sends, the pace of their chips, and jitter.
+Ranks of a stage that nothing tells apart share one clock (`places.classes_of`); what tells them
+apart is the prices of their exchanges and sends, the pace of their chips, and jitter.
 """
 
 from collections import deque
@@ -12,10 +11,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from trnsim.device.errors import BadInput, CollectiveMismatch
+from trnsim.device.errors import BadInput
 
 from ..clocks import Event
 from .accounts import Account
+from .drive import Mail, drive
 from .places import Array, Classes, classes_of
 from .prices import ExchangePrice, Prices, SendPrice
 from .program import Exchange, Send, StageProgram, TrainingProgram
@@ -132,7 +132,7 @@ def advance(
     work = _of_places(prices, used)
     classes = _classes(program, prices, paces, work)
     paces.fold(classes)
-    mail: dict[Message, deque[Array]] = {}
+    mail: Mail = {}
     alike = not paces.varies and work is None and all(base is None for base in paces.base)
     shared = _shared((*prices.ground, classes.of.tobytes())) if alike else Shared()
 
@@ -147,7 +147,7 @@ def advance(
         )
         for stage in program.stages
     ]  # fmt: skip
-    _drive(clocks, mail)
+    drive(clocks, mail, laps=not (traced or paces.varies))
     ends = np.stack([clock.now for clock in clocks])
     events = [event for clock in clocks for event in clock.events]
     exchanges = {name: price for clock in clocks for name, price in clock.exchanges.items()}
@@ -160,59 +160,6 @@ def advance(
 def _shared(key: tuple) -> Shared:
     """What plans that differ in batch, schedule or sharding alone have in common."""
     return Shared()
-
-
-def _drive(clocks: Sequence[StageClock], mail: dict[Message, deque[Array]]) -> None:
-    """Runs every stage until it waits, again and again, until all have ended."""
-    runs = [clock.run() for clock in clocks]
-    waits: dict[int, Message | None] = dict.fromkeys(range(len(clocks)))
-    moved = True
-    while waits and moved:
-        moved = False
-        for number in list(waits):
-            before = waits[number]
-            if before is not None and not mail.get(before):
-                continue
-            moved = True
-            try:
-                message = (
-                    next(runs[number])
-                    if before is None
-                    else runs[number].send(mail[before].popleft())
-                )
-                while mail.get(message):
-                    message = runs[number].send(mail[message].popleft())
-                waits[number] = message
-            except StopIteration:
-                del waits[number]
-    if waits:
-        raise CollectiveMismatch(_cycle(clocks, waits))
-    left = [message for message, arrivals in mail.items() if arrivals]
-    if left:
-        channel, microbatch, source, target = left[0]
-        raise CollectiveMismatch(
-            f"stage {target} never receives {channel} of microbatch {microbatch},"
-            f" which stage {source} sends"
-        )
-
-
-def _cycle(clocks: Sequence[StageClock], waits: dict[int, Message | None]) -> str:
-    """The waits of stages that end in each other, or in a stage that has ended."""
-    by_stage = {clock.program.stage: number for number, clock in enumerate(clocks)}
-    number, path, story = next(iter(waits)), [], []
-    while number in waits and number not in path:
-        path.append(number)
-        message, at = waits[number], clocks[number].at
-        assert message is not None and at is not None
-        channel, microbatch, source, target = message
-        story.append(
-            f"stage {target} in {at.kind} waits for {channel} of microbatch {microbatch}"
-            f" from stage {source}"
-        )
-        number = by_stage.get(source, -1)
-    if number in path:
-        return "stages wait in a cycle: " + "; ".join(story[path.index(number) :])
-    return f"{story[-1]}, which has ended without sending it"
 
 
 def _of_places(prices: Prices, used: Sequence[float]) -> Array | None:

@@ -12,7 +12,7 @@ Both are exact. Neither is used for ranks that are traced.
 """
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ from .experts import EXPERT
 from .flights import Flight, InFlight, Keys, Meeting, ValueKey
 from .places import Array, Classes, connected
 from .prices import ExchangePrice, Prices, RunPrice, SendPrice
-from .program import Exchange, Layers, Receive, Ref, Run, Send, StageProgram, Step, Task
+from .program import Exchange, Free, Layers, Receive, Ref, Run, Send, StageProgram, Step, Task
 from .segment import Segment
 
 Message = tuple[str, int, int, int]
@@ -49,6 +49,11 @@ class Context:
     def at(self, layer: int) -> "Context":
         """The same task, at a layer."""
         return Context(self.kind, self.microbatch, self.chunk, self.origin, layer)
+
+    def later(self, microbatches: int) -> "Context":
+        """The same task of a later microbatch."""
+        microbatch = self.microbatch + microbatches
+        return Context(self.kind, microbatch, self.chunk, self.origin, self.layer)
 
 
 @dataclass(eq=False, slots=True)
@@ -125,7 +130,8 @@ class StageClock:
         self.events: list[Event] = []
         self.exchanges: dict[str, ExchangePrice] = {}
         self.sends: dict[str, SendPrice] = {}
-        self.at: Task | None = None
+        self.index = 0
+        self._context: Context | None = None
         self._account = Account()
         self._uses_of: Counter[_Effect] = Counter()
         self._shapes: dict[tuple[int, int], int] = {}
@@ -135,27 +141,72 @@ class StageClock:
         self._free: dict[tuple, _Effect] = {}  # of stretches that begin with nothing in flight
         self._durations: dict[Segment, tuple[RunPrice, Array | int]] = {}
         self._components: dict[tuple[int, ...], Array] = {}
+        self._tables: dict[int, dict[int, Array]] = {}
         self._factor: Array | None = None
 
-    def run(self) -> Generator[Message, Array, None]:
-        """Runs all tasks; yields a message that it waits for, and is sent its arrival."""
-        for index, task in enumerate(self.program.tasks):
-            self.at = task
-            self._set_pace(self.pace(self.program.stage, index))
+    @property
+    def task(self) -> Task | None:
+        """The task under way; None when all are done."""
+        tasks = self.program.tasks
+        return tasks[self.index] if self.index < len(tasks) else None
+
+    def run(self) -> Generator[Message | None, Array, None]:
+        """Runs all tasks; yields a message that it waits for, and is sent its arrival, and None
+        after each task."""
+        while (task := self.task) is not None:
+            self._set_pace(self.pace(self.program.stage, self.index))
             origin = self.program.layers[task.chunk].start
             context = Context(task.kind, task.microbatch, task.chunk, origin)
+            self._context = context
             for part, layer in self._parts(task.body):
-                here = context if layer is None else context.at(layer)
                 match part:
                     case Receive():
                         self._receive(part, (yield self._message(part, context)))
+                        context = self._context  # another one, after laps that were only counted
                     case Send():
-                        self._send(part, here)
+                        self._send(part, context if layer is None else context.at(layer))
                     case _:
-                        self._stretch(part, here)
-        self.at = None
+                        self._stretch(part, context if layer is None else context.at(layer))
+            self.index += 1
+            yield None
         for flight in list(self.flights):
             self._wait(flight)
+
+    # Laps: what is done again and again by all stages
+
+    @property
+    def tables(self) -> dict[int, Array]:
+        """Rows of classes that have met so far."""
+        return tables_of(self._meetings.values())
+
+    def state(self, time: Array, microbatch: int) -> tuple:
+        """All that the future depends on, in times and microbatches from these."""
+        task, context = self.task, self._context
+        at = context and (context.kind, context.microbatch - microbatch, context.chunk)
+        to_do = task and (task.kind, task.microbatch - microbatch, task.chunk, id(task.body))
+        here = Context("", microbatch, 0, 0)
+        ends = (self.now - time, np.maximum(self.port, self.now) - time)
+        return at, to_do, *(end.tobytes() for end in ends), self._relative(here)
+
+    def open_lap(self) -> None:
+        """From here on, accounts are kept apart."""
+        self._outer = self._account, self._uses_of
+        self._account, self._uses_of = Account(), Counter()
+
+    def close_lap(self, more: int, tasks: int, microbatches: int, shift: Array) -> None:
+        """The lap since `open_lap` comes `more` times again: of `tasks` each time, in all by
+        `microbatches` and `shift` ps later."""
+        (account, uses_of), lap = self._outer, (self._account, self._uses_of)
+        account.merge(lap[0], more + 1)
+        for effect, uses in lap[1].items():
+            uses_of[effect] += uses * (more + 1)
+        self._account, self._uses_of = account, uses_of
+        self.index += more * tasks
+        self.now, self.port = self.now + shift, self.port + shift
+        later = Context("", microbatches, 0, 0)
+        self.flights = InFlight([_moved(f, shift, 0, later, sign=1) for f in self.flights])
+        if self._context is not None and tasks:
+            self._context = self._context.later(microbatches)
 
     def account(self) -> Account:
         """Where the time of all tasks went."""
@@ -218,7 +269,7 @@ class StageClock:
         if not self.once:
             self._block(steps, context)
             return
-        key = (id(steps), context.kind, context.origin, context.layer)
+        key = (id(steps), context.kind, context.origin, context.layer, self._apart(steps))
         free = not self.flights.some
         effect = self._free.get(key) if free else None
         if effect is None:
@@ -240,7 +291,7 @@ class StageClock:
         layer = None if context.layer is None else context.layer - context.origin
         pace = None if self._factor is None else self.program.stage
         shape = self._shape(steps, context.origin)
-        return shape, context.kind, layer, pace, self._relative(context)
+        return shape, context.kind, layer, pace, self._apart(steps), self._relative(context)
 
     def _shape(self, steps: Stretch, origin: int) -> int:
         """A number for what steps do, layers counted from `origin`."""
@@ -292,6 +343,12 @@ class StageClock:
             for f in self.flights
         )
 
+    def _apart(self, steps: Stretch) -> bytes:
+        """How much later than others each class is, of those that steps and flights connect."""
+        if self.now.size == 1:
+            return b""
+        return (self.now - self.now[self._component(steps)]).tobytes()
+
     def _block(self, steps: Sequence[Step], context: Context) -> None:
         for step in steps:
             match step:
@@ -324,7 +381,7 @@ class StageClock:
     def _same(self, before: _State, after: _State, loop: Layers) -> bool:
         """Whether all times of each connected set of ranks moved by one shift."""
         shift = after.now - before.now
-        if shift.size > 1 and (shift != shift[self._component(loop)]).any():
+        if shift.size > 1 and (shift != shift[self._component(loop.body)]).any():
             return False
         if len(before.flights) != len(after.flights):
             return False
@@ -338,11 +395,11 @@ class StageClock:
             for a, b in zip(before.flights, after.flights, strict=True)
         )
 
-    def _component(self, loop: Layers) -> Array:
-        """int64[classes]: which of them the loop, and what is in flight, connect."""
-        meetings = {self._meeting(s) for s in loop.body if isinstance(s, Exchange)}
-        meetings |= {flight.meeting for flight in self.flights}
-        tables = {id(m.rows): m.rows for m in meetings if m is not None}
+    def _component(self, steps: Stretch) -> Array:
+        """int64[classes]: which of them steps, and what is in flight, connect."""
+        if id(steps) not in self._tables:
+            self._tables[id(steps)] = tables_of(map(self._meeting, _exchanges(steps)))
+        tables = self._tables[id(steps)] | tables_of(f.meeting for f in self.flights)
         key = tuple(sorted(tables))
         if key not in self._components:
             self._components[key] = connected(self.classes.count, tables.values())
@@ -487,12 +544,13 @@ class StageClock:
 
 
 def _cut(body: Stretch, layer: int | None) -> Iterator[Part]:
-    """Loops with sends or receives are unrolled."""
+    """Loops with sends or receives are unrolled; ends of values take no time."""
     open_part: list[Step] = []
     for step in body:
         talks = isinstance(step, Layers) and _talks(step.body)
         if not talks and not isinstance(step, Send | Receive):
-            open_part.append(step)
+            if not isinstance(step, Free):
+                open_part.append(step)
             continue
         if open_part:
             yield tuple(open_part), layer
@@ -505,6 +563,19 @@ def _cut(body: Stretch, layer: int | None) -> Iterator[Part]:
             yield step, layer
     if open_part:
         yield tuple(open_part), layer
+
+
+def _exchanges(steps: Stretch) -> Iterator[Exchange]:
+    for step in steps:
+        if isinstance(step, Layers):
+            yield from _exchanges(step.body)
+        elif isinstance(step, Exchange):
+            yield step
+
+
+def tables_of(meetings: Iterable[Meeting | None]) -> dict[int, Array]:
+    """The different tables of rows of meetings."""
+    return {id(m.rows): m.rows for m in meetings if m is not None}
 
 
 def _talks(body: Stretch) -> bool:
