@@ -45,8 +45,8 @@ class StepModel:
     def ps(self, efficiency: float) -> int:
         """The step, with compute at this part of its kernels' pace."""
         if efficiency not in self._known:
-            plan = self.plan
-            prices = Prices(plan.machine, self._program, plan.algorithm, efficiency=efficiency)
+            plan, codes = self.plan, self._program.codes
+            prices = Prices(plan.machine, codes, plan.algorithm, efficiency=efficiency)
             self._known[efficiency] = advance(self._program, prices).duration
         return self._known[efficiency]
 

@@ -47,7 +47,7 @@ class Stated:
 
     def prices(self, program: TrainingProgram, mesh: str, nodes: int = 1, **fields) -> Prices:
         """`Prices` with these in place of its own."""
-        found = Prices(machine(mesh, nodes=nodes), program, **fields)
+        found = Prices(machine(mesh, nodes=nodes), program.codes, **fields)
         found.run = lambda segment: RunPrice(  # type: ignore[method-assign]
             self.runs[segment.name], self.demands.get(segment.name, Demand()), 0, 0, "tensor"
         )
@@ -81,5 +81,5 @@ def pipeline(schedule: str, stages: int, microbatches: int, runs: dict[str, Segm
                 body.append(Send(Ref("y"), go[0], slot.kind))
             shared = bodies.setdefault((slot.kind, slot.chunk), tuple(body))
             tasks.append(Task(slot.kind, shared, slot.microbatch, slot.chunk))
-        made.append(StageProgram(stage, (range(1),) * kind.chunks, tuple(tasks), values))
+        made.append(StageProgram.of(stage, (range(1),) * kind.chunks, tasks, values))
     return TrainingProgram(schedule, tuple(made), microbatches, 0, 0)

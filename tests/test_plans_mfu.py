@@ -42,7 +42,7 @@ def test_utilisation_is_below_what_the_kernels_reach(model: str) -> None:
         time = segment.time(chip, machine.lnc)
         assert time.flops * PS_PER_S <= chip.peak("bf16") * machine.lnc * time.duration
     result = price_plan(plan)
-    alone = advance(program, Prices(machine, program, efficiency=1.0))
+    alone = advance(program, Prices(machine, program.codes, efficiency=1.0))
     kernels = sum(engines(alone).values()) / PS_PER_S  # of the average rank, one after another
     reached = executed_flops(alone) / (result.peak_flops * kernels)
     assert result.executed_flops == executed_flops(alone)

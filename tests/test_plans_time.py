@@ -64,7 +64,7 @@ def test_cycle_of_waits_is_named():
 
     def stage(number, other):
         body = (Receive(Ref("x"), other, "x"), Send(Ref("x"), other, "x"))
-        return StageProgram(number, (range(1),), (Task("forward", body, 0),), {"x": x})
+        return StageProgram.of(number, (range(1),), (Task("forward", body, 0),), {"x": x})
 
     program = TrainingProgram("ring", (stage(0, 1), stage(1, 0)), 1, 0, 0)
     with pytest.raises(CollectiveMismatch) as error:
@@ -94,7 +94,7 @@ def overlapped(layers=40, microbatches=3):
     for m in range(microbatches):
         passes += [Task("forward", ahead, m), Task("backward", back, m)]
     passes.append(Task("optimizer", (Layers(range(layers), (step,)),)))
-    stage = StageProgram(0, (range(layers),), tuple(passes), values)
+    stage = StageProgram.of(0, (range(layers),), passes, values)
     return TrainingProgram("overlapped", (stage,), microbatches, 0, 0)
 
 
@@ -139,7 +139,7 @@ def test_group_ends_when_its_last_rank_has_come():
     gather = collective("all_gather", ("tp",), "h", "g", "tensor", dimension=0)
     steps = (Run(F, (), (Ref("h"),)), gather, Run(W, (Ref("g"),), ()))
     values = overlapped(1, 1).stages[0].values
-    stage = StageProgram(0, (range(1),), (Task("forward", steps, 0),), values)
+    stage = StageProgram.of(0, (range(1),), (Task("forward", steps, 0),), values)
     program = TrainingProgram("gather", (stage,), 1, 0, 0)
     prices = TIMES.prices(program, "dp=2,tp=4")
     alone = advance(program, prices).duration

@@ -19,7 +19,6 @@ from trnsim.cluster.plans.memory import memory
 from trnsim.cluster.plans.places import Places
 from trnsim.cluster.plans.plan import Plan
 from trnsim.cluster.plans.prices import Prices
-from trnsim.cluster.plans.program import TrainingProgram
 from trnsim.cluster.plans.result import COMPUTE, PlanResult, price_plan, simulate
 from trnsim.collectives import choose
 from trnsim.collectives.price import Pricer
@@ -176,7 +175,7 @@ def test_one_kind_of_exchange_names_its_group(results):
 def test_folded_prices_are_those_of_the_whole_fabric(mesh, kind):
     where = machine(mesh, nodes=4)
     places = Places(where.placement.mesh)
-    prices = Prices(where, TrainingProgram("none", (), 0, 0, 0))
+    prices = Prices(where, ())
     site = site_of(where.instance, nodes=4, lnc=2)
     for axis in ("dp", "tp"):
         groups = places.groups((axis,))
@@ -197,7 +196,7 @@ def test_folded_prices_are_those_of_the_whole_fabric(mesh, kind):
 def test_slow_link_is_not_folded():
     plan = planned("dp=8,tp=8", nodes=1, global_batch=8)
     program = build(plan)
-    slow = Prices(plan.machine, program, degraded=(("chip0->chip1", 10**9),))
+    slow = Prices(plan.machine, program.codes, degraded=(("chip0->chip1", 10**9),))
     time = advance(program, slow)
     assert time.classes.count > 1
     assert time.duration > price_plan(plan).step

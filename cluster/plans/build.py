@@ -1,13 +1,14 @@
 """From a plan to the program of its step: what every stage runs, task by task."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 
 import jax.numpy as jnp
 
 from trnsim.device.ops.ir import TensorType
 
-from .bodies import Body, Passes, at, passes
+from .bodies import Passes, at, passes
 from .layers import (
     BOUNDARY,
     LOSS,
@@ -29,6 +30,7 @@ from .program import (
     Ref,
     Run,
     Send,
+    StageCode,
     StageProgram,
     Step,
     Task,
@@ -43,16 +45,38 @@ FORWARD, BACKWARD, TIED = "forward", "backward", "tied embedding"
 
 
 def build(plan: Plan) -> TrainingProgram:
-    """One step of a plan: forward and backward of every microbatch, gradients, optimizer."""
-    parts = _Parts(plan)
+    """One step of a plan: forward and backward of every microbatch, gradients, optimizer.
+
+    Plans that differ in their batch alone get programs of the same code.
+    """
     return TrainingProgram(
         name=plan.model.name,
-        stages=tuple(_Stage(plan, parts, stage).program() for stage in range(plan.pp)),
+        stages=tuple(stage.program(plan.microbatches) for stage in _written(_Shape.of(plan))),
         microbatches=plan.microbatches,
         flops=plan.flops,
         tokens=plan.tokens,
         notes=(*plan.notes, *_notes(plan)),
     )
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """A plan as far as code depends on it: all of it but the batch, beyond one microbatch."""
+
+    key: tuple
+    several: bool
+    plan: Plan = field(compare=False)
+
+    @classmethod
+    def of(cls, plan: Plan) -> "_Shape":
+        key = tuple(getattr(plan, f.name) for f in fields(plan) if f.name != "global_batch")
+        return cls(key, plan.microbatches > 1, plan)
+
+
+@lru_cache(maxsize=4)
+def _written(shape: _Shape) -> "tuple[_Stage, ...]":
+    parts = _Parts(shape.plan)
+    return tuple(_Stage(shape.plan, parts, n, shape.several) for n in range(shape.plan.pp))
 
 
 def _notes(plan: Plan) -> Iterator[str]:
@@ -101,30 +125,57 @@ class _Parts:
 
 
 class _Stage:
-    """Writes the program of one stage."""
+    """Writes the code of one stage, for one microbatch or several."""
 
-    def __init__(self, plan: Plan, parts: _Parts, stage: int) -> None:
-        self.plan, self.parts, self.stage = plan, parts, stage
+    def __init__(self, plan: Plan, parts: _Parts, stage: int, several: bool) -> None:
+        self.plan, self.parts, self.stage, self.several = plan, parts, stage, several
         self.layers = plan.stage_layers[stage]
         self.split = plan.schedule.splits_backward
-        self.slots = plan.schedule.slots(plan.pp, stage, plan.microbatches)
-        self.bodies: dict[tuple, Body] = {}
-        last = "weights" if self.split else "backward"
-        self.final = {s.chunk: s for s in self.slots if s.kind == last}
         chunks = range(len(self.layers))
         self.starts = any(map(self.first_part, chunks))
         self.ends = any(map(self.last_part, chunks))
+        self.values = self.declared()
+        self.bodies = {
+            (kind, chunk, last): tuple(self.body(kind, chunk, last))
+            for kind, chunk, last in self.passes()
+        }
+        self.first = Task("gradients", (*self.rotation(), *self.outside(Part.clear)))
+        self.last = tuple(self.after_microbatches())
+        ends = (self.first, *self.last)
+        self.code = StageCode(
+            stage, self.layers, (*self.bodies.values(), *(task.body for task in ends)), self.values
+        )
 
-    def program(self) -> StageProgram:
-        tasks = [Task("gradients", (*self.rotation(), *self.outside(Part.clear)))]
-        for slot in self.slots:
-            body = self.body(slot.kind, slot.chunk, slot == self.final[slot.chunk])
-            tasks.append(Task(slot.kind, body, slot.microbatch, slot.chunk))
+    def passes(self) -> Iterator[tuple[str, int, bool]]:
+        """(kind, chunk, whether it ends the gradients of the chunk) of all bodies."""
+        lasts = (False, True) if self.several else (True,)
+        for chunk in range(len(self.layers)):
+            yield "forward", chunk, False
+            if self.split:
+                yield "backward", chunk, False
+            yield from ((self.ending, chunk, last) for last in lasts)
+
+    @property
+    def ending(self) -> Pass:
+        """The pass after which the gradients of a microbatch are there."""
+        return "weights" if self.split else "backward"
+
+    def program(self, microbatches: int) -> StageProgram:
+        """All tasks of a step."""
+        slots = self.plan.schedule.slots(self.plan.pp, self.stage, microbatches)
+        final = {slot.chunk: slot for slot in slots if slot.kind == self.ending}
+        tasks = [
+            Task(s.kind, self.bodies[s.kind, s.chunk, s is final[s.chunk]], s.microbatch, s.chunk)
+            for s in slots
+        ]
+        return StageProgram(self.code, (self.first, *tasks, *self.last))
+
+    def after_microbatches(self) -> Iterator[Task]:
+        """What comes after all passes."""
         if self.shares_table:
-            tasks.append(Task("gradients", tuple(self.exchange_table())))
+            yield Task("gradients", tuple(self.exchange_table()))
         ended = [Free(tuple(map(Ref, ROTATION)))] if self.plan.rotated else []
-        tasks.append(Task("optimizer", (*ended, *self.outside(Part.update))))
-        return StageProgram(self.stage, self.layers, tuple(tasks), self.values())
+        yield Task("optimizer", (*ended, *self.outside(Part.update)))
 
     def rotation(self) -> Iterator[Step]:
         """The tables of rotary embedding."""
@@ -147,19 +198,14 @@ class _Stage:
         """Whether the chunk ends with the loss."""
         return self.plan.schedule.after(self.plan.pp, self.stage, chunk) is None
 
-    def body(self, kind: str, chunk: int, last: bool) -> Body:
-        """The body of a pass; the same object for all microbatches that do the same."""
-        key = (kind, chunk, last)
-        if key not in self.bodies:
-            match kind:
-                case "forward":
-                    found = self.forward(chunk)
-                case "backward":
-                    found = self.backward(chunk, last)
-                case _:
-                    found = self.weights(chunk, last)
-            self.bodies[key] = tuple(found)
-        return self.bodies[key]
+    def body(self, kind: str, chunk: int, last: bool) -> Iterator[Step]:
+        """The body of a pass."""
+        match kind:
+            case "forward":
+                return self.forward(chunk)
+            case "backward":
+                return self.backward(chunk, last)
+        return self.weights(chunk, last)
 
     def forward(self, chunk: int) -> Iterator[Step]:
         layers, parts = self.layers[chunk], self.parts
@@ -254,7 +300,7 @@ class _Stage:
         name = self.table_gradient
         other, mine = Ref(f"{name}.other"), Ref(name)
         stage = self.plan.pp - 1 if self.starts else 0
-        kind = self.values()[name].type
+        kind = self.values[name].type
         yield Send(mine, stage, TIED)
         yield Receive(other, stage, TIED)
         order = (mine, other) if self.starts else (other, mine)
@@ -291,7 +337,7 @@ class _Stage:
                 if self.shares_table:
                     yield at(layers.stop, *what(self.copy))
 
-    def values(self) -> dict[str, Value]:
+    def declared(self) -> dict[str, Value]:
         """Every value that the stage's steps refer to."""
         parts = [part for layers in self.layers for _, part in self.parts.kinds(layers)]
         parts += [self.parts.embedding] * self.starts

@@ -16,10 +16,11 @@ from trnsim.device.errors import BadInput
 from ..clocks import Event
 from .accounts import Account
 from .drive import Mail, drive
-from .places import Array, Classes, classes_of
+from .places import Array, Classes
 from .prices import ExchangePrice, Prices, SendPrice
-from .program import Exchange, Send, StageProgram, TrainingProgram
-from .stage_clock import Message, Shared, StageClock
+from .program import TrainingProgram
+from .stage_clock import Message, StageClock
+from .stage_steps import Shared, StageSteps
 
 MOST_SLOWER = 100  # times: clocks of 64 bits have room for a slow chip with jitter
 
@@ -130,30 +131,45 @@ def advance(
     """
     paces = Paces(prices, conditions or Conditions())
     work = _of_places(prices, used)
-    classes = _classes(program, prices, paces, work)
+    steps = _steps(prices, paces, work)
+    classes = steps[0].classes
     paces.fold(classes)
     mail: Mail = {}
-    alike = not paces.varies and work is None and all(base is None for base in paces.base)
-    shared = _shared((*prices.ground, classes.of.tobytes())) if alike else Shared()
 
     def post(message: Message, arrival: Array) -> None:
         mail.setdefault(message, deque()).append(arrival)
 
     clocks = [
         StageClock(
-            stage, prices, classes, post, shared, paces.of, paces.varies,
+            stage.tasks, mine, post, paces.of, paces.varies,
             int(prices.places.ranks[stage.stage, 0]) if traced else None,
             None if work is None else work[classes.first],
         )
-        for stage in program.stages
+        for stage, mine in zip(program.stages, steps, strict=True)
     ]  # fmt: skip
     drive(clocks, mail, laps=not (traced or paces.varies))
     ends = np.stack([clock.now for clock in clocks])
     events = [event for clock in clocks for event in clock.events]
-    exchanges = {name: price for clock in clocks for name, price in clock.exchanges.items()}
-    sends = {name: price for clock in clocks for name, price in clock.sends.items()}
+    exchanges = {name: price for each in steps for name, price in each.exchanges.items()}
+    sends = {name: price for each in steps for name, price in each.sends.items()}
     accounts = tuple(clock.account() for clock in clocks)
     return Timeline(classes, ends, accounts, exchanges, sends, events)
+
+
+def _steps(prices: Prices, paces: Paces, work: Array | None) -> tuple[StageSteps, ...]:
+    """The steps of all stages, with a class for each place if their paces vary."""
+    told = [base for base in (*paces.base, work) if base is not None]
+    if not told and not paces.varies:
+        return _steps_alike(prices)
+    everyone = np.arange(prices.places.count)
+    classes = Classes(everyone, everyone) if paces.varies else prices.classes_with(told)
+    return tuple(StageSteps(code, prices, classes, Shared()) for code in prices.codes)
+
+
+@lru_cache(maxsize=4)
+def _steps_alike(prices: Prices) -> tuple[StageSteps, ...]:
+    shared = _shared((*prices.ground, prices.classes.of.tobytes()))
+    return tuple(StageSteps(code, prices, prices.classes, shared) for code in prices.codes)
 
 
 @lru_cache(maxsize=8)
@@ -171,30 +187,3 @@ def _of_places(prices: Prices, used: Sequence[float]) -> Array | None:
         return np.full(prices.places.count, used[0])
     index = prices.places.ranks[0] // mesh.strides()["ep"] % mesh.degree("ep")
     return np.asarray(used)[index]
-
-
-def _classes(program: TrainingProgram, prices: Prices, paces: Paces, work: Array | None) -> Classes:
-    """Places that nothing tells apart."""
-    count = prices.places.count
-    if paces.varies:
-        everyone = np.arange(count)
-        return Classes(everyone, everyone)
-    values: list[Array] = [base for base in (*paces.base, work) if base is not None]
-    tables: dict[tuple[tuple[str, ...], int], Array] = {}
-    partners: list[Array] = []
-    for stage in program.stages:
-        for step in _transfers(stage):
-            if isinstance(step, Send):
-                price = prices.send(stage.stage, step.stage, stage.values[step.read.name].type)
-                values += [price.port, price.arrival]
-            elif (met := prices.exchange(stage, step)) is not None:
-                values.append(met.ends)
-                if met.partners is None:
-                    tables[met.axes, met.span] = met.groups
-                else:
-                    partners += list(met.partners)
-    return classes_of(count, values, list(tables.values()), partners)
-
-
-def _transfers(stage: StageProgram) -> list[Exchange | Send]:
-    return [step for step in stage.walk() if isinstance(step, Exchange | Send)]

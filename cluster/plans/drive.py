@@ -48,7 +48,7 @@ class _Runs:
     def __init__(self, clocks: Sequence[StageClock], mail: Mail) -> None:
         self.clocks, self.mail = clocks, mail
         self.waits: list[Message | None] = [None] * len(clocks)
-        self._number = {clock.program.stage: n for n, clock in enumerate(clocks)}
+        self._number = {clock.code.stage: n for n, clock in enumerate(clocks)}
         self._runs = [clock.run() for clock in clocks]
 
     def finish(self, number: int, watch: Callable[[], None]) -> None:
@@ -126,8 +126,7 @@ class _Laps:
     def __init__(self, runs: _Runs) -> None:
         self.runs = runs
         self.ends = {
-            index: task.microbatch
-            for index, task in _last_of_each_microbatch(runs.clocks[0].program.tasks)
+            index: task.microbatch for index, task in _last_of_each_microbatch(runs.clocks[0].tasks)
         }
         self.seen: dict[int, int] = {}
         self.begin: _Mark | None = None
@@ -152,7 +151,7 @@ class _Laps:
     def _mark(self, microbatch: int) -> _Mark:
         clocks, mail = self.runs.clocks, self.runs.mail
         time = clocks[0].now
-        now = {clock.program.stage: clock.now for clock in clocks}
+        now = {clock.code.stage: clock.now for clock in clocks}
         letters = sorted(
             (
                 (channel, of - microbatch, source, target),
@@ -165,7 +164,7 @@ class _Laps:
             (clock.state(time, microbatch), wanted and (wanted[0], wanted[1] - microbatch))
             for clock, wanted in zip(clocks, self.runs.waits, strict=True)
         )
-        tables = {key: rows for clock in clocks for key, rows in clock.tables.items()}
+        tables = {key: rows for clock in clocks for key, rows in clock.steps.tables.items()}
         apart = time - time[connected(time.size, tables.values())]
         return _Mark(
             microbatch,
@@ -181,7 +180,7 @@ class _Laps:
         more = 0
         if begin.state == end.state:
             more = min(
-                repeats(clock.program.tasks, clock.index, count, self.length)
+                repeats(clock.tasks, clock.index, count, self.length)
                 for clock, count in zip(clocks, counts, strict=True)
             )
         later, shift = more * self.length, more * (end.time - begin.time)

@@ -8,7 +8,7 @@ its compiled kernels' temporaries and constants besides.
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from trnsim.device.chip import Chip
 
 from ..machine import Machine
-from .program import Exchange, Free, Layers, Receive, Ref, Run, StageProgram, Step, Task
+from .program import Exchange, Free, Layers, Receive, Ref, Run, StageCode, StageProgram, Step, Task
 from .segment import Segment
 
 USES = {
@@ -58,6 +58,15 @@ class Memory:
         return sorted(self.uses.items(), key=lambda item: -item[1])
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class _Live:
+    """Values that are there at a time: bytes by line, and of all. One object for equal names."""
+
+    names: Names
+    uses: np.ndarray
+    total: int
+
+
 @dataclass(frozen=True, slots=True)
 class _Effect:
     """What a task does to the values of all microbatches (`common`) and of its own (`mine`).
@@ -67,13 +76,29 @@ class _Effect:
 
     peak: np.ndarray
     top: int  # the sum of peak
-    common: Names
-    mine: Names
+    common: _Live
+    mine: _Live
 
 
 def memory(stage: StageProgram, machine: Machine) -> Memory:
-    """The peak of a rank of one stage, runtime included."""
-    return _Walk(stage, machine).peak()
+    """The peak of a rank of one stage, runtime included. The first of equal peaks counts."""
+    lives = _lives(stage.code, machine.chip, machine.lnc)
+    nothing = common = lives.live(NOTHING)
+    micro: dict[int, _Live] = {}
+    live, top, at, beside, peak = 0, -1, "", (), nothing.uses
+    for task in stage.tasks:
+        mine = micro.pop(task.microbatch, nothing)
+        effect = lives.effect(task, common, mine)
+        others = live - common.total - mine.total
+        if others + effect.top > top:
+            top, at = others + effect.top, _describe(task)
+            beside, peak = tuple(micro.values()), effect.peak
+        common, micro[task.microbatch] = effect.common, effect.mine
+        live = others + common.total + effect.mine.total
+    most = sum((mine.uses for mine in beside), peak + lives.always(stage))
+    uses = {line: n for line, n in zip(LINES, most.tolist(), strict=True) if n}
+    uses["runtime"] = machine.chip.hbm_microcode_bytes * machine.lnc
+    return Memory(stage.stage, uses, at)
 
 
 class _Place(NamedTuple):
@@ -95,46 +120,40 @@ class _Change(NamedTuple):
     workspace: int
 
 
-class _Walk:
-    """Values that are live, task by task."""
+@lru_cache(maxsize=128)
+def _lives(code: StageCode, chip: Chip, lnc: int) -> "_Lives":
+    return _Lives(code, chip, lnc)
 
-    def __init__(self, stage: StageProgram, machine: Machine) -> None:
-        self.stage, self.machine = stage, machine
-        self.microbatches = len({task.microbatch for task in stage.tasks} - {-1})
+
+class _Lives:
+    """What the tasks of a stage's code do to the values that are live."""
+
+    def __init__(self, code: StageCode, chip: Chip, lnc: int) -> None:
+        self.code, self.chip, self.lnc = code, chip, lnc
         self.changes: dict[int, _Change] = {}
         self.bodies: dict[int, list[tuple[_Change, int | None]]] = {}
-        self.effects: dict[tuple[int, Names, Names], _Effect] = {}
-        self.sizes: dict[Names, np.ndarray] = {}
-        self.totals: dict[Names, int] = {}
-        self.common: Names = frozenset(self._always())
-        self.micro: dict[int, Names] = {}
+        self.effects: dict[tuple[int, _Live, _Live], _Effect] = {}
+        self.found: dict[Names, _Live] = {}
+        self.kept: _Kept | None = None
 
-    def peak(self) -> Memory:
-        """Walks through the step. The first of equal peaks counts."""
-        most, top, at = np.zeros(len(LINES), np.int64), 0, ""
-        live = self._total(self.common)
-        for task in self.stage.tasks:
-            effect = self._effect(task)
-            mine = self.micro.pop(task.microbatch, NOTHING)
-            others = live - self._total(self.common) - self._total(mine)
-            if others + effect.top > top:
-                top, at = others + effect.top, _describe(task)
-                most = sum(map(self._uses, self.micro.values()), effect.peak)
-            self.common, self.micro[task.microbatch] = effect.common, effect.mine
-            live = others + self._total(effect.common) + self._total(effect.mine)
-        uses = {line: n for line, n in zip(LINES, most.tolist(), strict=True) if n}
-        uses["runtime"] = self.machine.chip.hbm_microcode_bytes * self.machine.lnc
-        return Memory(self.stage.stage, uses, at)
-
-    def _effect(self, task: Task) -> _Effect:
-        mine = self.micro.get(task.microbatch, NOTHING)
-        key = (id(task.body), self.common, mine)
+    def effect(self, task: Task, common: _Live, mine: _Live) -> _Effect:
+        """What a task does from here on."""
+        key = (id(task.body), common, mine)
         if key not in self.effects:
-            self.effects[key] = self._new_effect(task, set(self.common), set(mine))
+            self.effects[key] = self._new_effect(task, common, mine)
         return self.effects[key]
 
-    def _new_effect(self, task: Task, common: set[Name], mine: set[Name]) -> _Effect:
-        live = (self._uses(frozenset(common)) + self._uses(frozenset(mine))).tolist()
+    def live(self, names: Iterable[Name]) -> _Live:
+        """Values by their names."""
+        names = frozenset(names)
+        if names not in self.found:
+            uses = self._uses(names)
+            self.found[names] = _Live(names, uses, int(uses.sum()))
+        return self.found[names]
+
+    def _new_effect(self, task: Task, before: _Live, of_task: _Live) -> _Effect:
+        common, mine = set(before.names), set(of_task.names)
+        live = (before.uses + of_task.uses).tolist()
         most, total = list(live), sum(live)
         top = total
         for change, layer in self._changes(task):
@@ -155,7 +174,7 @@ class _Walk:
                 top = total + change.workspace
                 most = list(live)
                 most[WORKSPACE] = change.workspace
-        return _Effect(np.array(most, np.int64), top, frozenset(common), frozenset(mine))
+        return _Effect(np.array(most, np.int64), top, self.live(common), self.live(mine))
 
     def _changes(self, task: Task) -> list[tuple[_Change, int | None]]:
         """All changes of a task's body in order, with their layers."""
@@ -167,58 +186,52 @@ class _Walk:
     def _change(self, step: Step) -> _Change:
         if id(step) not in self.changes:
             frees = isinstance(step, Free)
-            refs = self._ending(step) if frees else _written(step)
-            extra = workspace(step.segment, self.machine) if isinstance(step, Run) else 0
+            refs: Iterable[Ref]
+            refs = step.values if isinstance(step, Free) else _written(step)
+            refs = [ref for ref in refs if self.code.values[ref.name].role not in ALWAYS]
+            extra = workspace(step.segment, self.chip, self.lnc) if isinstance(step, Run) else 0
             self.changes[id(step)] = _Change(frees, tuple(map(self._place, refs)), extra)
         return self.changes[id(step)]
 
     def _place(self, ref: Ref) -> _Place:
-        value = self.stage.values[ref.name]
+        value = self.code.values[ref.name]
         return _Place(
             ref.name,
             ref.shift if value.layered else None,
             value.micro and not value.layered,
-            value.micro and value.role not in ALWAYS,
+            value.micro,
             self._line(ref.name),
-            self._nbytes(ref.name),
+            value.type.nbytes,
         )
 
-    def _ending(self, step: Free) -> list[Ref]:
-        return [ref for ref in step.values if self.stage.values[ref.name].role not in ALWAYS]
-
     def _name(self, ref: Ref, layer: int | None, chunk: int) -> Name:
-        value = self.stage.values[ref.name]
+        value = self.code.values[ref.name]
         of_layer = layer + ref.shift if value.layered and layer is not None else None
         return ref.name, of_layer, chunk if value.micro and not value.layered else None
 
     def _line(self, name: str) -> int:
-        return LINES.index(USES[self.stage.values[name].role])
+        return LINES.index(USES[self.code.values[name].role])
 
-    def _nbytes(self, name: str) -> int:
-        value = self.stage.values[name]
-        count = self.microbatches if value.micro and value.role in ALWAYS else 1
-        return value.type.nbytes * count
+    def _uses(self, names: Iterable[Name]) -> np.ndarray:
+        found = np.zeros(len(LINES), np.int64)
+        for name, count in Counter(name for name, _, _ in names).items():
+            found[self._line(name)] += self.code.values[name].type.nbytes * count
+        return found
 
-    def _total(self, names: Names) -> int:
-        """Bytes of values."""
-        if names not in self.totals:
-            self.totals[names] = int(self._uses(names).sum())
-        return self.totals[names]
+    def always(self, stage: StageProgram) -> np.ndarray:
+        """int64[LINES] bytes of what is there throughout."""
+        if self.kept is None:
+            names = frozenset(self._always(stage))
+            of_batch = {name for name in names if self.code.values[name[0]].micro}
+            self.kept = _Kept(self._uses(names - of_batch), self._uses(of_batch))
+        microbatches = len({task.microbatch for task in stage.tasks} - {-1})
+        return self.kept.once + self.kept.each * microbatches
 
-    def _uses(self, names: Names) -> np.ndarray:
-        if names not in self.sizes:
-            found = np.zeros(len(LINES), np.int64)
-            counted = Counter(name for name, _, _ in names)
-            for name, count in counted.items():
-                found[self._line(name)] += self._nbytes(name) * count
-            self.sizes[names] = found
-        return self.sizes[names]
-
-    def _always(self) -> Iterator[Name]:
-        """Values that are there throughout: those that some step uses."""
+    def _always(self, stage: StageProgram) -> Iterator[Name]:
+        """Those that some step uses."""
         seen: set[tuple[int, int]] = set()
         refs: dict[int, list[Ref]] = {}
-        for task in self.stage.tasks:
+        for task in stage.tasks:
             if (id(task.body), task.chunk) in seen:
                 continue
             seen.add((id(task.body), task.chunk))
@@ -229,16 +242,19 @@ class _Walk:
                     yield self._name(ref, layer, task.chunk)
 
     def _kept(self, refs: Iterable[Ref]) -> Iterator[Ref]:
-        return (ref for ref in refs if self.stage.values[ref.name].role in ALWAYS)
+        return (ref for ref in refs if self.code.values[ref.name].role in ALWAYS)
 
 
-def workspace(segment: Segment, machine: Machine) -> int:
-    """Bytes of temporaries and constants of a segment beside its arguments and results."""
-    return _workspace(segment, machine.chip, machine.lnc)
+class _Kept(NamedTuple):
+    """int64[LINES] bytes that are there throughout: once, and for each microbatch."""
+
+    once: np.ndarray
+    each: np.ndarray
 
 
 @cache
-def _workspace(segment: Segment, chip: Chip, lnc: int) -> int:
+def workspace(segment: Segment, chip: Chip, lnc: int) -> int:
+    """Bytes of temporaries and constants of a segment beside its arguments and results."""
     program = segment.program(chip, lnc)
     own = {*program.arguments, *program.results}
     held = sum(program.buffers[v].type.nbytes for v in own if v in program.buffers)

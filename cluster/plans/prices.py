@@ -13,9 +13,9 @@ Prices leave out when ranks arrive; `clocks` adds that.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -36,8 +36,8 @@ from ..conditions import with_failures, with_rates
 from ..instances import Instance
 from ..machine import Machine
 from .folds import Fold, folded, unfolded
-from .places import Array, Places
-from .program import Exchange, Run, StageProgram, TrainingProgram
+from .places import Array, Classes, Places, classes_of
+from .program import Exchange, Run, Send, StageCode
 from .segment import Segment
 
 
@@ -131,8 +131,16 @@ class _Priced:
     limited_by: str
 
 
+class _Transfers(NamedTuple):
+    """As `places.classes_of` takes them."""
+
+    values: list[Array]
+    tables: list[Array]
+    partners: list[Array]
+
+
 class Prices:
-    """Prices on a machine, for one training program.
+    """Prices on a machine, for the code of all stages of a training program.
 
     `algorithm` as for `calls.Calls`. failed, degraded: links and nodes of the fabric, as
     `conditions` takes them. efficiency: in place of the chip's `program_efficiency`.
@@ -141,7 +149,7 @@ class Prices:
     def __init__(
         self,
         machine: Machine,
-        program: TrainingProgram,
+        codes: Sequence[StageCode],
         algorithm: str = "policy",
         failed: Sequence[str] = (),
         degraded: tuple[tuple[str, int], ...] = (),
@@ -151,11 +159,11 @@ class Prices:
         self.efficiency = machine.chip.program_efficiency if efficiency is None else efficiency
         if not 0 < self.efficiency <= 1:
             raise BadInput("program_efficiency", self.efficiency, "above 0, at most 1", 1)
-        self.machine, self.algorithm = machine, algorithm
+        self.machine, self.codes, self.algorithm = machine, tuple(codes), algorithm
         self.failed, self.degraded = tuple(failed), tuple(degraded)
         self.places = Places(machine.placement.mesh)
         self.slots = np.asarray(machine.placement.slots, np.int64)
-        self._stages = _stages_of_exchanges(program)
+        self._stages = _stages_of_exchanges(codes)
         self._runs: dict[Segment, RunPrice] = {}
         self._groups: dict[tuple[tuple[str, ...], int], Array] = {}
         self._exchanges: dict[tuple, ExchangePrice] = {}
@@ -179,20 +187,53 @@ class Prices:
             self._runs[segment] = _run_price(segment, self.machine, self.efficiency)
         return self._runs[segment]
 
-    def compile(self, stage: StageProgram) -> None:
-        """Compiles the segments of a stage; otherwise `run` does it when it meets one."""
-        for step in stage.walk():
-            if isinstance(step, Run):
-                self.run(step.segment)
+    def compile(self) -> None:
+        """Compiles all segments; otherwise `run` does it when it meets one."""
+        for segment in self._segments:
+            self.run(segment)
 
-    def exchange(self, stage: StageProgram, step: Exchange) -> ExchangePrice | None:
+    @cached_property
+    def _segments(self) -> list[Segment]:
+        runs = (step for code in self.codes for step in code.walk() if isinstance(step, Run))
+        return list(dict.fromkeys(run.segment for run in runs))
+
+    @cached_property
+    def classes(self) -> Classes:
+        """Places that exchanges and sends do not tell apart."""
+        return self.classes_with(())
+
+    def classes_with(self, values: Iterable[Array]) -> Classes:
+        """Places that neither these values, one per place, nor exchanges and sends tell apart."""
+        told = [*values, *self._transfers.values]
+        return classes_of(self.places.count, told, self._transfers.tables, self._transfers.partners)
+
+    @cached_property
+    def _transfers(self) -> "_Transfers":
+        """What exchanges and sends of all stages may tell places apart by."""
+        values: list[Array] = []
+        tables: dict[tuple[tuple[str, ...], int], Array] = {}
+        partners: list[Array] = []
+        for code in self.codes:
+            for step in code.walk():
+                if isinstance(step, Send):
+                    price = self.send(code.stage, step.stage, code.values[step.read.name].type)
+                    values += [price.port, price.arrival]
+                elif isinstance(step, Exchange) and (met := self.exchange(code, step)):
+                    values.append(met.ends)
+                    if met.partners is None:
+                        tables[met.axes, met.span] = met.groups
+                    else:
+                        partners += list(met.partners)
+        return _Transfers(values, list(tables.values()), partners)
+
+    def exchange(self, stage: StageCode, step: Exchange) -> ExchangePrice | None:
         """An exchange as `stage` does it; None where its groups are of one rank."""
         key = (id(step), stage.stage)
         if key not in self._steps:
             self._steps[key] = step, self._exchange(stage, step)
         return self._steps[key][1]
 
-    def _exchange(self, stage: StageProgram, step: Exchange) -> ExchangePrice | None:
+    def _exchange(self, stage: StageCode, step: Exchange) -> ExchangePrice | None:
         if step.span == 1 or all(self.places.mesh.degree(axis) == 1 for axis in step.axes):
             return None
         operand, result = types_of(stage, step)
@@ -256,7 +297,7 @@ class Prices:
         return replace(priced, ends=fold.expand(priced.ends))
 
 
-def types_of(stage: StageProgram, step: Exchange) -> tuple[TensorType, TensorType]:
+def types_of(stage: StageCode, step: Exchange) -> tuple[TensorType, TensorType]:
     """What a rank gives and gets: of several values, one flat array padded for the group."""
     reads = [stage.values[ref.name].type for ref in step.reads]
     writes = [stage.values[ref.name].type for ref in step.writes]
@@ -276,10 +317,10 @@ def _kind(operand: TensorType, result: TensorType, step: Exchange) -> tuple:
     return operation.name, attributes, operand, result, step.axes, step.span, step.label
 
 
-def _stages_of_exchanges(program: TrainingProgram) -> dict[tuple, tuple[int, ...]]:
+def _stages_of_exchanges(codes: Sequence[StageCode]) -> dict[tuple, tuple[int, ...]]:
     """The stages that do each kind of exchange: they are priced together."""
     found: dict[tuple, list[int]] = {}
-    for stage in program.stages:
+    for stage in codes:
         seen: set[int] = set()
         for step in stage.walk():
             if isinstance(step, Exchange) and id(step) not in seen:

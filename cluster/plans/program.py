@@ -11,7 +11,7 @@ are shared by all microbatches and loop bodies by all layers, so that a step of 
 microbatches is a few dozen objects.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -191,22 +191,62 @@ class Task:
     chunk: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class StageProgram:
-    """What the ranks of one pipeline stage run. `layers` by chunk, as numbers in the model."""
+@dataclass(frozen=True, eq=False, slots=True)
+class StageCode:
+    """What the tasks of a pipeline stage are made of: different bodies over one set of values.
+
+    `layers` by chunk, as numbers in the model. Steps that differ in their numbers of microbatches
+    alone have the same object, so that what is found out about it is found out once.
+    """
 
     stage: int
     layers: tuple[range, ...]
-    tasks: tuple[Task, ...]
+    bodies: tuple[tuple[Step, ...], ...]
     values: dict[str, Value]
 
     def walk(self) -> Iterator[Step]:
-        """Every distinct step once, loops included, in program order."""
-        seen: set[int] = set()
-        for task in self.tasks:
-            if id(task.body) not in seen:
-                seen.add(id(task.body))
-                yield from _walk(task.body)
+        """Every distinct step once, loops included."""
+        for body in self.bodies:
+            yield from _walk(body)
+
+
+@dataclass(frozen=True, slots=True)
+class StageProgram:
+    """What the ranks of one pipeline stage run: tasks whose bodies are those of `code`."""
+
+    code: StageCode
+    tasks: tuple[Task, ...]
+
+    @classmethod
+    def of(
+        cls,
+        stage: int,
+        layers: tuple[range, ...],
+        tasks: Sequence[Task],
+        values: dict[str, Value],
+    ) -> "StageProgram":
+        """A program of its own code."""
+        bodies = {id(task.body): task.body for task in tasks}
+        return cls(StageCode(stage, layers, tuple(bodies.values()), values), tuple(tasks))
+
+    @property
+    def stage(self) -> int:
+        """Its number."""
+        return self.code.stage
+
+    @property
+    def layers(self) -> tuple[range, ...]:
+        """Layers of each chunk."""
+        return self.code.layers
+
+    @property
+    def values(self) -> dict[str, Value]:
+        """Declared values by name."""
+        return self.code.values
+
+    def walk(self) -> Iterator[Step]:
+        """Every distinct step once, loops included."""
+        return self.code.walk()
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +259,11 @@ class TrainingProgram:
     flops: int  # of the model per step and job, as MFU counts them
     tokens: int  # per step, whole job
     notes: tuple[str, ...] = field(default=())
+
+    @property
+    def codes(self) -> tuple[StageCode, ...]:
+        """Of all stages."""
+        return tuple(stage.code for stage in self.stages)
 
 
 def _walk(steps: "tuple[Step, ...]") -> Iterator[Step]:

@@ -3,12 +3,14 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
 
 from trnsim.device.units import PS_PER_S
 
 from ..collective import site_of
+from ..machine import Machine
 from .build import build
 from .clocks import Conditions, Timeline, advance
 from .expert_load import ExpertLoad, expert_load
@@ -17,7 +19,7 @@ from .memory import Memory, memory
 from .places import STAGE_AXIS
 from .plan import Plan
 from .prices import Prices
-from .program import TrainingProgram
+from .program import StageCode, TrainingProgram
 
 COMPUTE = {
     "forward": "forward",
@@ -164,9 +166,9 @@ def simulate(
     begin = time.perf_counter()
     program = build(plan)
     built = time.perf_counter()
-    prices = Prices(plan.machine, program, plan.algorithm, failed, tuple(degraded))
-    for stage in program.stages:
-        prices.compile(stage)
+    changed = tuple(failed), tuple(degraded)
+    prices = _prices(plan.machine, program.codes, plan.algorithm, *changed)
+    prices.compile()
     compiled = time.perf_counter()
     load = _load(plan, conditions)
     timeline = advance(program, prices, conditions, traced, load.used if load else ())
@@ -182,6 +184,14 @@ def simulate(
         result = replace(result, notes=(*result.notes, load.note(conditions.imbalance or 0.0)))
     losses = goodput(failures, plan.machine.placement.nodes) if failures else None
     return replace(result, goodput=losses, host_seconds=spent), timeline
+
+
+@lru_cache(maxsize=4)
+def _prices(
+    machine: Machine, codes: tuple[StageCode, ...], algorithm: str, *changed: Any
+) -> Prices:
+    """Plans that differ in their batch alone share these."""
+    return Prices(machine, codes, algorithm, *changed)
 
 
 def _load(plan: Plan, conditions: Conditions | None) -> ExpertLoad | None:

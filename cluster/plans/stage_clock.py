@@ -4,7 +4,7 @@ State: when compute is free on each class of places, and the exchanges in flight
 it only through differences of times, so that
 
 - what a stretch of steps does from one state, it does from every state shifted in time: it is
-  worked out once (`_Effect`) for each state relative to its beginning;
+  worked out once (`Effect`) for each state relative to its beginning;
 - a loop over layers whose state repeats with one shift per connected set of ranks repeats it for
   all layers that are left.
 
@@ -12,7 +12,7 @@ Both are exact. Neither is used for ranks that are traced.
 """
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from copy import copy
 from dataclasses import dataclass
 
@@ -22,16 +22,14 @@ from ..clocks import Event
 from .accounts import Account, Late
 from .experts import EXPERT
 from .flights import Flight, InFlight, Keys, Meeting, ValueKey
-from .places import Array, Classes, connected
-from .prices import ExchangePrice, Prices, RunPrice, SendPrice
-from .program import Exchange, Free, Layers, Receive, Ref, Run, Send, StageProgram, Step, Task
+from .places import Array
+from .prices import RunPrice
+from .program import Exchange, Layers, Receive, Ref, Run, Send, Step, Task
 from .segment import Segment
+from .stage_steps import Effect, StageSteps, Stretch
 
 Message = tuple[str, int, int, int]
 """(channel, microbatch, source stage, target stage)."""
-Stretch = tuple[Step, ...]
-Part = tuple[Stretch | Send | Receive, int | None]
-"""A step to another stage, or steps between two of them, and the layer that they stand in."""
 Pace = Callable[[int, int], Array | None]
 """(stage, task index) -> float[1 or classes] by which compute takes longer; None for 1."""
 
@@ -56,15 +54,6 @@ class Context:
         return Context(self.kind, microbatch, self.chunk, self.origin, self.layer)
 
 
-@dataclass(eq=False, slots=True)
-class _Effect:
-    """What a stretch does from one relative state: times are relative to its beginning."""
-
-    now: Array
-    flights: tuple[Flight, ...]
-    account: Account
-
-
 @dataclass(frozen=True, eq=False, slots=True)
 class _State:
     """Compute and flights after an iteration of a loop over layers."""
@@ -72,32 +61,6 @@ class _State:
     layer: int
     now: Array
     flights: tuple[Flight, ...]
-
-
-class Shared:
-    """What stages that do the same have in common: meetings, and effects of stretches.
-
-    Good for all programs of one machine, mesh and way of pricing (`Prices.ground`), whose places
-    are of the same classes.
-    """
-
-    def __init__(self) -> None:
-        self.meetings: dict[tuple, Meeting] = {}
-        self.effects: dict[tuple, _Effect] = {}
-        self._shapes: dict[tuple, int] = {}
-
-    def meeting(self, step: Exchange, price: ExchangePrice, classes: Classes) -> Meeting:
-        """The meeting of an exchange: the same for all stages that have the same price."""
-        name = price.name(step.label)
-        who = (price.axes, price.span)
-        key = (name, step.stream, price.ends.tobytes(), price.demand, price.limited_by, who)
-        if key not in self.meetings:
-            self.meetings[key] = Meeting.of(name, price, step.stream, classes)
-        return self.meetings[key]
-
-    def shape(self, content: tuple) -> int:
-        """A number for what steps do; equal for equal content."""
-        return self._shapes.setdefault(content, len(self._shapes))
 
 
 class StageClock:
@@ -109,56 +72,45 @@ class StageClock:
 
     def __init__(
         self,
-        program: StageProgram,
-        prices: Prices,
-        classes: Classes,
+        tasks: Sequence[Task],
+        steps: StageSteps,
         post: Callable[[Message, Array], None],
-        shared: Shared,
         pace: Pace = lambda *_: None,
         varies: bool = False,
         traced: int | None = None,
         work: Array | None = None,
     ) -> None:
         self.work = work
-        self.program, self.prices, self.classes = program, prices, classes
-        self.post, self.pace, self.shared = post, pace, shared
+        self.tasks, self.steps, self.code = tasks, steps, steps.code
+        self.post, self.pace = post, pace
         self.once, self.repeats = traced is None and not varies, traced is None
         self.traced = traced
-        self.now = np.zeros(classes.count, np.int64)
+        self.now = np.zeros(steps.classes.count, np.int64)
         self.port = self.now
         self.flights = InFlight()
         self.events: list[Event] = []
-        self.exchanges: dict[str, ExchangePrice] = {}
-        self.sends: dict[str, SendPrice] = {}
         self.index = 0
         self._context: Context | None = None
         self._account = Account()
-        self._uses_of: Counter[_Effect] = Counter()
-        self._shapes: dict[tuple[int, int], int] = {}
-        self._cuts: dict[int, list[Part]] = {}
-        self._meetings: dict[int, Meeting | None] = {}
-        self._sent: dict[int, tuple[str, Array, Array]] = {}
-        self._free: dict[tuple, _Effect] = {}  # of stretches that begin with nothing in flight
+        self._uses_of: Counter[Effect] = Counter()
+        self._free: dict[tuple, Effect] = {}  # of stretches that begin with nothing in flight
         self._durations: dict[Segment, tuple[RunPrice, Array | int]] = {}
-        self._components: dict[tuple[int, ...], Array] = {}
-        self._tables: dict[int, dict[int, Array]] = {}
         self._factor: Array | None = None
 
     @property
     def task(self) -> Task | None:
         """The task under way; None when all are done."""
-        tasks = self.program.tasks
-        return tasks[self.index] if self.index < len(tasks) else None
+        return self.tasks[self.index] if self.index < len(self.tasks) else None
 
     def run(self) -> Generator[Message | None, Array, None]:
         """Runs all tasks; yields a message that it waits for, and is sent its arrival, and None
         after each task."""
         while (task := self.task) is not None:
-            self._set_pace(self.pace(self.program.stage, self.index))
-            origin = self.program.layers[task.chunk].start
+            self._set_pace(self.pace(self.code.stage, self.index))
+            origin = self.code.layers[task.chunk].start
             context = Context(task.kind, task.microbatch, task.chunk, origin)
             self._context = context
-            for part, layer in self._parts(task.body):
+            for part, layer in self.steps.parts(task.body):
                 match part:
                     case Receive():
                         self._receive(part, (yield self._message(part, context)))
@@ -173,11 +125,6 @@ class StageClock:
             self._wait(flight)
 
     # Laps: what is done again and again by all stages
-
-    @property
-    def tables(self) -> dict[int, Array]:
-        """Rows of classes that have met so far."""
-        return tables_of(self._meetings.values())
 
     def state(self, time: Array, microbatch: int) -> tuple:
         """All that the future depends on, in times and microbatches from these."""
@@ -221,16 +168,10 @@ class StageClock:
             self._factor = factor
             self._durations.clear()
 
-    def _parts(self, body: Stretch) -> list[Part]:
-        """The body cut at its sends and receives."""
-        if id(body) not in self._cuts:
-            self._cuts[id(body)] = list(_cut(body, None))
-        return self._cuts[id(body)]
-
     # Sends and receives
 
     def _message(self, step: Receive, context: Context) -> Message:
-        return step.channel, context.microbatch, step.stage, self.program.stage
+        return step.channel, context.microbatch, step.stage, self.code.stage
 
     def _receive(self, step: Receive, arrival: Array) -> None:
         waited = np.maximum(arrival - self.now, 0)
@@ -240,28 +181,14 @@ class StageClock:
         self._land()
 
     def _send(self, step: Send, context: Context) -> None:
-        name, port, arrival = self._sending(step)
+        name, port, arrival = self.steps.sending[id(step)]
         begin = np.maximum(self._ready((self._key(step.read, context),)), self.port)
         self.port = begin + port
         self._account.add(("total", name), arrival)
         self._account.add(("count", name), 1)
         self._trace("send", step.channel, begin, self.port - begin)
-        message = (step.channel, context.microbatch, self.program.stage, step.stage)
+        message = (step.channel, context.microbatch, self.code.stage, step.stage)
         self.post(message, begin + arrival)
-
-    def _sending(self, step: Send) -> tuple[str, Array, Array]:
-        """(name, ps of the port, ps until it is there) of a send, by class."""
-        if id(step) not in self._sent:
-            kind = self.program.values[step.read.name].type
-            price = self.prices.send(self.program.stage, step.stage, kind)
-            name = price.name(step.channel)
-            self.sends[name] = price
-            times = self._of_class(price.port), self._of_class(price.arrival)
-            self._sent[id(step)] = name, *times
-        return self._sent[id(step)]
-
-    def _of_class(self, values: Array) -> Array:
-        return values if values.size == 1 else values[self.classes.first]
 
     # Stretches of other steps
 
@@ -274,9 +201,9 @@ class StageClock:
         effect = self._free.get(key) if free else None
         if effect is None:
             state = self._state(steps, context)
-            effect = self.shared.effects.get(state)
+            effect = self.steps.shared.effects.get(state)
             if effect is None:
-                effect = self.shared.effects[state] = self._effect(steps, context)
+                effect = self.steps.shared.effects[state] = self._effect(steps, context)
                 self._uses_of[effect] += 1
                 return
             if free:
@@ -289,46 +216,18 @@ class StageClock:
     def _state(self, steps: Stretch, context: Context) -> tuple:
         """All that the effect of steps depends on."""
         layer = None if context.layer is None else context.layer - context.origin
-        pace = None if self._factor is None else self.program.stage
-        shape = self._shape(steps, context.origin)
+        pace = None if self._factor is None else self.code.stage
+        shape = self.steps.shape(steps, context.origin)
         return shape, context.kind, layer, pace, self._apart(steps), self._relative(context)
 
-    def _shape(self, steps: Stretch, origin: int) -> int:
-        """A number for what steps do, layers counted from `origin`."""
-        key = (id(steps), origin)
-        if key not in self._shapes:
-            content = tuple(self._content(step, origin) for step in steps)
-            self._shapes[key] = self.shared.shape(content)
-        return self._shapes[key]
-
-    def _content(self, step: Step, origin: int) -> tuple:
-        match step:
-            case Run():
-                price = self.prices.run(step.segment)
-                return (step.segment, price, *self._named(step), step.again)
-            case Exchange():
-                return (id(self._meeting(step)), *self._named(step))
-            case Layers():
-                numbers = (step.layers.start - origin, step.layers.step, len(step.layers))
-                return (*numbers, self._shape(step.body, origin))
-        return ()
-
-    def _named(self, step: Run | Exchange) -> tuple:
-        """The values of a step and how they are declared."""
-        values = self.program.values
-        return tuple(
-            tuple((r, values[r.name].layered, values[r.name].micro) for r in refs)
-            for refs in (step.reads, step.writes)
-        )
-
-    def _effect(self, steps: Stretch, context: Context) -> _Effect:
+    def _effect(self, steps: Stretch, context: Context) -> Effect:
         """Does the steps once, and keeps what they did."""
         outer, self._account = self._account, Account()
         start = self.now
         self._block(steps, context)
         mine, self._account = self._account, outer
         flights = tuple(_moved(f, -start, 0, context, sign=-1) for f in self.flights)
-        return _Effect(self.now - start, flights, mine)
+        return Effect(self.now - start, flights, mine)
 
     def _relative(self, context: Context) -> tuple:
         """The flights in times and microbatches from here."""
@@ -347,7 +246,7 @@ class StageClock:
         """How much later than others each class is, of those that steps and flights connect."""
         if self.now.size == 1:
             return b""
-        return (self.now - self.now[self._component(steps)]).tobytes()
+        return (self.now - self.now[self.steps.component(steps, self.flights)]).tobytes()
 
     def _block(self, steps: Sequence[Step], context: Context) -> None:
         for step in steps:
@@ -381,7 +280,7 @@ class StageClock:
     def _same(self, before: _State, after: _State, loop: Layers) -> bool:
         """Whether all times of each connected set of ranks moved by one shift."""
         shift = after.now - before.now
-        if shift.size > 1 and (shift != shift[self._component(loop.body)]).any():
+        if shift.size > 1 and (shift != shift[self.steps.component(loop.body, self.flights)]).any():
             return False
         if len(before.flights) != len(after.flights):
             return False
@@ -394,16 +293,6 @@ class StageClock:
             and _shifted(a.end, b.end, before.now, after.now).all()
             for a, b in zip(before.flights, after.flights, strict=True)
         )
-
-    def _component(self, steps: Stretch) -> Array:
-        """int64[classes]: which of them steps, and what is in flight, connect."""
-        if id(steps) not in self._tables:
-            self._tables[id(steps)] = tables_of(map(self._meeting, _exchanges(steps)))
-        tables = self._tables[id(steps)] | tables_of(f.meeting for f in self.flights)
-        key = tuple(sorted(tables))
-        if key not in self._components:
-            self._components[key] = connected(self.classes.count, tables.values())
-        return self._components[key]
 
     # Runs
 
@@ -428,7 +317,7 @@ class StageClock:
 
     def _duration(self, segment: Segment) -> tuple[RunPrice, Array | int]:
         if segment not in self._durations:
-            price = self.prices.run(segment)
+            price = self.steps.prices.run(segment)
             duration: Array | int = price.duration
             factor = self._factor
             if self.work is not None and segment.name.startswith(EXPERT):
@@ -441,7 +330,7 @@ class StageClock:
     # Exchanges
 
     def _exchange(self, step: Exchange, context: Context) -> None:
-        meeting = self._meeting(step)
+        meeting = self.steps.meetings[id(step)]
         if meeting is None:
             self._alias(step, context)
             return
@@ -490,16 +379,6 @@ class StageClock:
         for flight in self.flights.before(reads, ()):
             self.flights.alias(flight, writes)
 
-    def _meeting(self, step: Exchange) -> Meeting | None:
-        if id(step) not in self._meetings:
-            price = self.prices.exchange(self.program, step)
-            meeting = None
-            if price is not None:
-                meeting = self.shared.meeting(step, price, self.classes)
-                self.exchanges[meeting.name] = price
-            self._meetings[id(step)] = meeting
-        return self._meetings[id(step)]
-
     def _ready(self, reads: Keys, writes: Keys = (), stream: int = -1) -> Array:
         """When something that needs these values, and this stream, can begin."""
         ready = self.now
@@ -529,7 +408,7 @@ class StageClock:
         self.flights.land(self.now)
 
     def _key(self, ref: Ref, context: Context) -> ValueKey:
-        value = self.program.values[ref.name]
+        value = self.code.values[ref.name]
         layer = None
         if value.layered and context.layer is not None:
             layer = context.layer + ref.shift
@@ -541,48 +420,6 @@ class StageClock:
             lasting = int(np.asarray(duration).flat[0])
             if lasting:
                 self.events.append(Event(self.traced, track, name, int(start.flat[0]), lasting))
-
-
-def _cut(body: Stretch, layer: int | None) -> Iterator[Part]:
-    """Loops with sends or receives are unrolled; ends of values take no time."""
-    open_part: list[Step] = []
-    for step in body:
-        talks = isinstance(step, Layers) and _talks(step.body)
-        if not talks and not isinstance(step, Send | Receive):
-            if not isinstance(step, Free):
-                open_part.append(step)
-            continue
-        if open_part:
-            yield tuple(open_part), layer
-            open_part = []
-        if isinstance(step, Layers):
-            for number in step.layers:
-                yield from _cut(step.body, number)
-        else:
-            assert isinstance(step, Send | Receive)
-            yield step, layer
-    if open_part:
-        yield tuple(open_part), layer
-
-
-def _exchanges(steps: Stretch) -> Iterator[Exchange]:
-    for step in steps:
-        if isinstance(step, Layers):
-            yield from _exchanges(step.body)
-        elif isinstance(step, Exchange):
-            yield step
-
-
-def tables_of(meetings: Iterable[Meeting | None]) -> dict[int, Array]:
-    """The different tables of rows of meetings."""
-    return {id(m.rows): m.rows for m in meetings if m is not None}
-
-
-def _talks(body: Stretch) -> bool:
-    return any(
-        isinstance(step, Send | Receive) or (isinstance(step, Layers) and _talks(step.body))
-        for step in body
-    )
 
 
 def _shifted(before: Array, after: Array, start: Array, now: Array) -> Array:
