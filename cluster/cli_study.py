@@ -19,7 +19,7 @@ from .cli_collective import _console, _show
 )  # fmt: skip
 @click.option(
     "--runtime", type=click.Choice(["ray", "local"]), default="ray", show_default=True,
-    help="Points as Ray tasks, or one after another in this process.",
+    help="Points in Ray actors, or one after another in this process.",
 )  # fmt: skip
 @click.option("--address", default=None, help="A running Ray (ray://..., host:port, auto).")
 @click.option("--fresh", is_flag=True, help="Forget finished points.")

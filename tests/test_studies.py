@@ -1,6 +1,7 @@
 """Studies: what is refused before a point runs, interruptions, and the table, which is the same."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from click.testing import CliRunner
 
 from trnsim.cluster.cli_study import study as command
 from trnsim.cluster.studies.definition import read_study
+from trnsim.cluster.studies.execute import Job, Work
 from trnsim.cluster.studies.run import JOURNAL, StudyRun
 from trnsim.cluster.studies.runners import RUNNERS, check
 from trnsim.cluster.studies.table import to_plain
@@ -80,6 +82,28 @@ def test_interrupted_study_repeats_nothing_and_ends_the_same(tmp_path):
     assert steps == [(3, 6), (4, 6), (5, 6), (6, 6)]
     assert documents(cut.folder) == documents(whole.folder) != {}
     assert journal.read_bytes().startswith(kept)
+
+
+def test_ray_gives_the_table_of_one_process(tmp_path, ray_instance):
+    alone, by_actors = run_of(tmp_path, "alone"), run_of(tmp_path, "actors")
+    alone.run()
+    steps: list[int] = []
+    replace(by_actors, runtime="ray").run(lambda done, _: steps.append(done))
+    assert steps == list(range(7))
+    assert documents(by_actors.folder) == documents(alone.folder) != {}
+
+
+def test_actors_go_on_with_shapes_that_they_have_begun():
+    groups = [[Job(f"{name}{number}", {}) for number in range(5)] for name in "abc"]
+    work, one, two = Work(groups, 2), set(), set()
+
+    def keys(begun: set[int]) -> str:
+        return " ".join(job.key for job in work.take(begun))
+
+    assert (keys(one), keys(two)) == ("a0 a1", "b0 b1")
+    assert [keys(one) for _ in range(3)] == ["a2 a3", "a4", "c0 c1"]  # c is nobody's yet
+    assert [keys(two) for _ in range(3)] == ["b2 b3", "b4", "c2 c3"]  # nothing is left but c
+    assert (keys(one), work.calls) == ("c4", 0)
 
 
 def test_refused_points_are_rows_that_say_why(tmp_path):

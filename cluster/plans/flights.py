@@ -93,20 +93,23 @@ class InFlight:
         self.queues: dict[int, list[Flight]] = {}
         self.written: dict[ValueKey, Flight] = {}
         self.read: dict[ValueKey, list[Flight]] = {}
+        self._number = 0
         for flight in flights:
             self.add(flight)
+
+    def __len__(self) -> int:
+        return self._number
+
+    def __contains__(self, flight: object) -> bool:
+        return any(flight in queue for queue in self.queues.values())
 
     def __iter__(self) -> Iterator[Flight]:
         for queue in self.queues.values():
             yield from queue
 
-    @property
-    def some(self) -> bool:
-        """Whether there are any."""
-        return any(self.queues.values())
-
     def add(self, flight: Flight) -> None:
         """Starts one more."""
+        self._number += 1
         self.queues.setdefault(flight.stream, []).append(flight)
         for key in flight.writes:
             self.written[key] = flight
@@ -115,6 +118,8 @@ class InFlight:
 
     def land(self, now: Array) -> None:
         """Forgets those that have ended everywhere."""
+        if not self._number:
+            return
         for queue in self.queues.values():
             while queue and not (queue[0].end > now).any():
                 self._forget(queue.pop(0))
@@ -153,6 +158,7 @@ class InFlight:
             self.written[key] = flight
 
     def _forget(self, flight: Flight) -> None:
+        self._number -= 1
         for key in flight.writes:
             if self.written.get(key) is flight:
                 del self.written[key]

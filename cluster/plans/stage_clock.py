@@ -26,7 +26,7 @@ from .places import Array
 from .prices import RunPrice
 from .program import Exchange, Layers, Receive, Ref, Run, Send, Step, Task
 from .segment import Segment
-from .stage_steps import Effect, StageSteps, Stretch
+from .stage_steps import Effect, Sending, StageSteps, Stretch
 
 Message = tuple[str, int, int, int]
 """(channel, microbatch, source stage, target stage)."""
@@ -92,7 +92,7 @@ class StageClock:
         self.index = 0
         self._context: Context | None = None
         self._account = Account()
-        self._uses_of: Counter[Effect] = Counter()
+        self._uses_of: Counter[Effect | Sending] = Counter()
         self._free: dict[tuple, Effect] = {}  # of stretches that begin with nothing in flight
         self._durations: dict[Segment, tuple[RunPrice, Array | int]] = {}
         self._factor: Array | None = None
@@ -145,8 +145,8 @@ class StageClock:
         `microbatches` and `shift` ps later."""
         (account, uses_of), lap = self._outer, (self._account, self._uses_of)
         account.merge(lap[0], more + 1)
-        for effect, uses in lap[1].items():
-            uses_of[effect] += uses * (more + 1)
+        for what, uses in lap[1].items():
+            uses_of[what] += uses * (more + 1)
         self._account, self._uses_of = account, uses_of
         self.index += more * tasks
         self.now, self.port = self.now + shift, self.port + shift
@@ -159,8 +159,8 @@ class StageClock:
         """Where the time of all tasks went."""
         whole = Account()
         whole.merge(self._account)
-        for effect, uses in self._uses_of.items():
-            whole.merge(effect.account, uses)
+        for what, uses in self._uses_of.items():
+            whole.merge(what.account, uses)
         return whole
 
     def _set_pace(self, factor: Array | None) -> None:
@@ -181,14 +181,13 @@ class StageClock:
         self._land()
 
     def _send(self, step: Send, context: Context) -> None:
-        name, port, arrival = self.steps.sending[id(step)]
+        sending = self.steps.sending[id(step)]
         begin = np.maximum(self._ready((self._key(step.read, context),)), self.port)
-        self.port = begin + port
-        self._account.add(("total", name), arrival)
-        self._account.add(("count", name), 1)
+        self.port = begin + sending.port
+        self._uses_of[sending] += 1
         self._trace("send", step.channel, begin, self.port - begin)
         message = (step.channel, context.microbatch, self.code.stage, step.stage)
-        self.post(message, begin + arrival)
+        self.post(message, begin + sending.arrival)
 
     # Stretches of other steps
 
@@ -197,7 +196,7 @@ class StageClock:
             self._block(steps, context)
             return
         key = (id(steps), context.kind, context.origin, context.layer, self._apart(steps))
-        free = not self.flights.some
+        free = not self.flights
         effect = self._free.get(key) if free else None
         if effect is None:
             state = self._state(steps, context)
@@ -299,7 +298,7 @@ class StageClock:
     def _run(self, step: Run, context: Context) -> None:
         price, duration = self._duration(step.segment)
         taken = duration
-        if self.flights.some:
+        if self.flights:
             for flight in self.flights.before(*self._uses(step, context)):
                 self._wait(flight)
             for flight in self.flights.overlapping(self.now, duration):

@@ -1,8 +1,7 @@
 """What can be said of the steps of a stage before they run: prices, who meets, what is alike."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from .accounts import Account
 from .flights import Flight, Meeting
@@ -24,12 +23,13 @@ class Effect:
     account: Account
 
 
-class Sending(NamedTuple):
-    """A send: what its time is counted under, ps of the port and until it is there, by class."""
+@dataclass(frozen=True, eq=False, slots=True)
+class Sending:
+    """A send: ps that the port is taken and until it is there, by class, and what is counted."""
 
-    name: str
     port: Array
     arrival: Array
+    account: Account
 
 
 class Shared:
@@ -95,7 +95,11 @@ class StageSteps:
         price = self.prices.send(self.code.stage, step.stage, kind)
         name = price.name(step.channel)
         self.sends[name] = price
-        return Sending(name, self._of_class(price.port), self._of_class(price.arrival))
+        port, arrival = self._of_class(price.port), self._of_class(price.arrival)
+        account = Account()
+        account.add(("total", name), arrival)
+        account.add(("count", name), 1)
+        return Sending(port, arrival, account)
 
     def _of_class(self, values: Array) -> Array:
         return values if values.size == 1 else values[self.classes.first]
@@ -134,12 +138,14 @@ class StageSteps:
             for refs in (step.reads, step.writes)
         )
 
-    def component(self, steps: Stretch, flights: Iterable[Flight]) -> Array:
+    def component(self, steps: Stretch, flights: Collection[Flight]) -> Array:
         """int64[classes]: which of them steps, and what is in flight, connect."""
         if id(steps) not in self._tables:
             met = [self.meetings[id(step)] for step in _exchanges(steps)]
             self._tables[id(steps)] = _tables(met)
-        tables = self._tables[id(steps)] | _tables(flight.meeting for flight in flights)
+        tables = self._tables[id(steps)]
+        if flights:
+            tables = tables | _tables(flight.meeting for flight in flights)
         key = tuple(sorted(tables))
         if key not in self._components:
             self._components[key] = connected(self.classes.count, tables.values())
@@ -160,12 +166,12 @@ def _exchanges(steps: Stretch) -> Iterator[Exchange]:
 
 
 def _cut(body: Stretch, layer: int | None) -> Iterator[Part]:
-    """Loops with sends or receives are unrolled; ends of values take no time."""
+    """Loops with sends or receives are unrolled; what takes no time is left out."""
     open_part: list[Step] = []
     for step in body:
         talks = isinstance(step, Layers) and _talks(step.body)
         if not talks and not isinstance(step, Send | Receive):
-            if not isinstance(step, Free):
+            if _takes_time(step):
                 open_part.append(step)
             continue
         if open_part:
@@ -179,6 +185,10 @@ def _cut(body: Stretch, layer: int | None) -> Iterator[Part]:
             yield step, layer
     if open_part:
         yield tuple(open_part), layer
+
+
+def _takes_time(step: Step) -> bool:
+    return not isinstance(step, Free) and not (isinstance(step, Layers) and not step.layers)
 
 
 def _talks(body: Sequence[Step]) -> bool:
