@@ -72,13 +72,14 @@ class Simulator:
         address: str | None = None,
         fidelity: Fidelity = "operator",
         algorithm: str = "policy",
+        streams: int = 1,
     ) -> None:
         lowered = lower(function, *args)
         named = mesh or Mesh((("ranks", lowered.ranks),))
         named = parse_mesh(named) if isinstance(named, str) else named
         machine = Machine.of(instance, nodes, lnc, named)
         traced = range(min(4, machine.ranks))
-        self.simulation = Simulation(lowered, machine, fidelity, (), algorithm, traced)
+        self.simulation = Simulation(lowered, machine, fidelity, (), algorithm, traced, streams)
         self._structure = jax.tree.structure(jax.eval_shape(function, *args))
         self._runtime = make_runtime(runtime, address)
         self._started = False

@@ -20,7 +20,9 @@ from trnsim.device.units import transfer_ps
 
 from . import cheapest
 from .collective import Site, site_of
+from .lnc import check_streams
 from .machine import Machine
+from .overlap import Meeting, demand_of
 from .program import StartCollective
 
 COLLECTIVES = {
@@ -60,16 +62,20 @@ class Calls:
     """Plans and prices of collective calls on a machine.
 
     `algorithm` is `policy` (the vendor's published one), `best` (the cheapest by price) or the name
-    of one, which then serves every kind of collective that it can do.
+    of one, which then serves every kind of collective that it can do. Calls in equal groups are in
+    one of `streams`, one after another. Raises BadInput for more than the CC-cores have.
     """
 
-    def __init__(self, machine: Machine, algorithm: str = "policy") -> None:
+    def __init__(self, machine: Machine, algorithm: str = "policy", streams: int = 1) -> None:
         check_algorithm(algorithm)
-        self.machine, self.algorithm = machine, algorithm
+        check_streams(machine.chip, machine.lnc, streams)
+        self.machine, self.algorithm, self.streams = machine, algorithm, streams
         self.slots = np.asarray(machine.placement.slots)
         self._plans: dict[tuple, Plan] = {}
         self._pricers: dict[tuple, tuple[Pricer, np.ndarray]] = {}
         self._ends: dict[tuple, np.ndarray] = {}
+        self._streams: dict[Groups, int] = {}
+        self._meetings: dict[tuple, Meeting] = {}
 
     @cached_property
     def site(self) -> Site:
@@ -118,17 +124,19 @@ class Calls:
             )
         return groups
 
+    def stream(self, groups: Groups) -> int:
+        """The stream of calls in these groups: a new one for new groups while there are any, then
+        0, as the vendor's runtime folds them (compute-comm-overlap.rst)."""
+        known = len(self._streams)
+        return self._streams.setdefault(groups, known if known < self.streams else 0)
+
     def table(self, groups: Groups) -> np.ndarray:
         """int64[groups, members]: the logical core of each member."""
         return self.slots[np.asarray(groups)]
 
     def price(self, start: StartCollective, arrivals: np.ndarray) -> np.ndarray:
         """int64[ranks]: when each rank has ended the call that it reaches at `arrivals`."""
-        key = (id(start.schedule), start.groups)
-        if key not in self._pricers:
-            pricer = Pricer(start.schedule, self.site.fabric, self.table(start.groups))
-            self._pricers[key] = pricer, np.asarray(start.groups)
-        pricer, members = self._pricers[key]
+        key, pricer, members = self._pricer(start)
         base = arrivals[members].min()
         relative = arrivals[members] - base
         seen = (key, start.collective, blake2b(relative, digest_size=16).digest())
@@ -142,6 +150,28 @@ class Calls:
         ends = arrivals.copy()
         ends[members] = self._ends[seen] + base
         return ends
+
+    def meeting(self, start: StartCollective) -> Meeting:
+        """Who waits for whom in a call, and what it takes of a rank while nobody is late."""
+        key, pricer, members = self._pricer(start)
+        key = (key, start.collective, start.stream)
+        if key not in self._meetings:
+            priced = pricer.price(start.collective, overheads=self.site.overheads)
+            table = self.table(start.groups)
+            demand = demand_of(self.site, priced.load, table, priced.duration_ps)
+            row = np.zeros(self.machine.ranks, np.int64)
+            row[members] = np.arange(len(members))[:, None]
+            name = start.operation.name
+            self._meetings[key] = Meeting(name, demand, start.stream, members, row)
+        return self._meetings[key]
+
+    def _pricer(self, start: StartCollective) -> tuple[tuple, Pricer, np.ndarray]:
+        """(key, pricer, int64[groups, members] ranks) of a call."""
+        key = (id(start.schedule), start.groups)
+        if key not in self._pricers:
+            pricer = Pricer(start.schedule, self.site.fabric, self.table(start.groups))
+            self._pricers[key] = pricer, np.asarray(start.groups)
+        return key, *self._pricers[key]
 
 
 def describe(

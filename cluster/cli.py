@@ -59,6 +59,10 @@ def cli() -> None:
 )  # fmt: skip
 @click.option("--algorithm", default="policy", show_default=True, help="Of collectives.")
 @click.option(
+    "--streams", type=int, default=1, show_default=True,
+    help="Of collectives: those in different groups of ranks run side by side.",
+)  # fmt: skip
+@click.option(
     "--overlay", type=click.Path(path_type=Path), default=None,
     help="Calibrated numbers of `trnsim calibrate` in place of the shipped ones.",
 )  # fmt: skip

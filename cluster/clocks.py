@@ -3,6 +3,7 @@
 One int64 clock in picoseconds per (physical core of the logical core, rank), one per (collective
 stream, rank). Ranks that took the same decisions advance together as array operations; at a
 collective the classes of its groups meet, because it is priced over all of them at once.
+Collectives of different streams slow each other by the rule of `overlap`.
 """
 
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -12,6 +13,7 @@ import numpy as np
 
 from trnsim.device.errors import CollectiveMismatch
 
+from .overlap import Demand, Flight, InFlight, Meeting
 from .program import (
     Branch,
     Decisions,
@@ -27,6 +29,9 @@ from .program import (
 Array = np.ndarray
 Pricer = Callable[[StartCollective, Array], Array]
 """(call, arrival of every rank in ps) -> end of every rank in ps."""
+
+Meet = Callable[[StartCollective], Meeting]
+"""Who waits for whom in a call, and what it takes of a rank."""
 
 STREAMS = 4  # collective streams per logical core (2 CC-cores for each physical core of a pair)
 
@@ -48,6 +53,7 @@ class CallTime:
     """What one collective call of the program cost, over its executions, on the slowest rank."""
 
     key: int
+    stream: int = 0
     executions: int = 0
     total: int = 0
     exposed: int = 0
@@ -89,8 +95,11 @@ class StepTime:
 
     @property
     def overlapped_bound(self) -> int:
-        """No schedule of this work is shorter: the busiest engine or the collectives, in ps."""
-        return max([self.collective, *self.busy.values()])
+        """No schedule of this work is shorter: the busiest engine or stream, in ps."""
+        streams: dict[int, int] = {}
+        for call in self.calls.values():
+            streams[call.stream] = streams.get(call.stream, 0) + call.total
+        return max([0, *streams.values(), *self.busy.values()])
 
     @property
     def serial_bound(self) -> int:
@@ -109,10 +118,21 @@ class Clocks:
     cores: int
     core: Array = field(init=False)
     stream: Array = field(init=False)
+    aloft: InFlight[Flight] = field(init=False)
 
     def __post_init__(self) -> None:
         self.core = np.zeros((self.cores, self.ranks), np.int64)
         self.stream = np.zeros((STREAMS, self.ranks), np.int64)
+        self.aloft = InFlight()
+
+    def take_off(self, flight: Flight) -> None:
+        """One more collective is under way; those of other streams end later, and it does too."""
+        self.aloft.land(self.core.max(axis=0))
+        self.aloft.take_off(flight)
+        for stream, queue in self.aloft.queues.items():
+            if queue:
+                members = queue[-1].meeting.rows
+                self.stream[stream, members] = queue[-1].end[members]
 
     def step(
         self,
@@ -120,8 +140,11 @@ class Clocks:
         decisions: Sequence[Decisions],
         price: Pricer,
         traced: Iterable[int] = (),
+        meet: Meet | None = None,
     ) -> StepTime:
         """Advance over one step; `decisions[rank]` as a data run or `fold` gave them.
+
+        Without `meet`, collectives do not slow each other (those of one stream never do).
 
         Raises CollectiveMismatch when ranks of one group stand at different collectives for ever.
         """
@@ -131,7 +154,7 @@ class Clocks:
             _Walk(self, program, rows, decisions[rows[0]], set(traced))
             for rows in _classes(decisions)
         ]
-        _drive(walks, self, price)
+        _drive(walks, self, price, meet)
         busiest = max(walks, key=lambda walk: sum(walk.busy.values()))
         return StepTime(
             start,
@@ -144,6 +167,9 @@ class Clocks:
             busiest.flops,
             busiest.hbm_bytes,
         )
+
+
+_ALONE = Meeting("", Demand(), 0, np.zeros((0, 1), np.int64), np.zeros(0, np.int64))
 
 
 def _classes(decisions: Sequence[Decisions]) -> list[Array]:
@@ -160,14 +186,14 @@ def _merge(parts: list[dict[int, CallTime]]) -> dict[int, CallTime]:
     merged = parts[0]
     for calls in parts[1:]:
         for key, call in calls.items():
-            into = merged.setdefault(key, CallTime(key))
+            into = merged.setdefault(key, CallTime(key, call.stream))
             into.executions = max(into.executions, call.executions)
             into.total = max(into.total, call.total)
             into.exposed = max(into.exposed, call.exposed)
     return merged
 
 
-def _drive(walks: "list[_Walk]", clocks: Clocks, price: Pricer) -> None:
+def _drive(walks: "list[_Walk]", clocks: Clocks, price: Pricer, meet: Meet | None) -> None:
     """Advance all classes from collective to collective."""
     runs = [walk.run() for walk in walks]
     calls = [next(run, None) for run in runs]
@@ -175,10 +201,12 @@ def _drive(walks: "list[_Walk]", clocks: Clocks, price: Pricer) -> None:
         call, ready = _complete(walks, calls)
         ranks = np.concatenate([walks[i].rows for i in ready])
         arrivals = np.maximum(clocks.core.max(axis=0), clocks.stream[call.stream])
-        ends = price(call, arrivals)
-        clocks.stream[call.stream, ranks] = ends[ranks]
+        flight = Flight(meet(call) if meet else _ALONE, arrivals, price(call, arrivals))
+        if meet:
+            clocks.take_off(flight)
+        clocks.stream[call.stream, ranks] = flight.end[ranks]
         for i in ready:
-            calls[i] = _resume(runs[i], walks[i], arrivals, ends)
+            calls[i] = _resume(runs[i], walks[i], flight)
 
 
 def _complete(
@@ -205,13 +233,10 @@ def _complete(
 
 
 def _resume(
-    run: Generator[StartCollective, tuple[Array, Array], None],
-    walk: "_Walk",
-    arrivals: Array,
-    ends: Array,
+    run: Generator[StartCollective, Flight, None], walk: "_Walk", flight: Flight
 ) -> StartCollective | None:
     try:
-        return run.send((arrivals[walk.rows], ends[walk.rows]))
+        return run.send(flight)
     except StopIteration:
         return None
 
@@ -246,18 +271,18 @@ class _Walk:
         self.left = {key: iter(outcomes) for key, outcomes in decisions.items()}
         self.traced = [(i, int(rank)) for i, rank in enumerate(rows) if rank in traced]
         self.now = clocks.core[:, rows]
-        self.pending: dict[int, tuple[Array, Array]] = {}
+        self.pending: dict[int, tuple[StartCollective, Flight]] = {}
         self.busy: dict[tuple[int, str], int] = {}
         self.calls: dict[int, CallTime] = {}
         self.runs: dict[int, int] = {}
         self.events: list[Event] = []
         self.instructions = self.flops = self.hbm_bytes = 0
 
-    def run(self) -> Generator[StartCollective, tuple[Array, Array], None]:
+    def run(self) -> Generator[StartCollective, Flight, None]:
         yield from self.block(self.program.steps)
         self.clocks.core[:, self.rows] = self.now.max(axis=0)
 
-    def block(self, steps: Sequence[Step]) -> Generator[StartCollective, tuple[Array, Array], None]:
+    def block(self, steps: Sequence[Step]) -> Generator[StartCollective, Flight, None]:
         for step in steps:
             match step:
                 case RunKernel():
@@ -266,7 +291,9 @@ class _Walk:
                     self.barrier()
                 case StartCollective():
                     self.clocks.core[:, self.rows] = self.now
-                    self.start(step, *(yield step))
+                    self.pending[step.key] = step, (yield step)
+                    call = self.calls.setdefault(step.key, CallTime(step.key, step.stream))
+                    call.executions += 1
                 case WaitCollective(key=key):
                     self.wait(key)
                 case While(key=key):
@@ -309,29 +336,24 @@ class _Walk:
                     self.events.append(Event(rank, f"core {core}", "barrier", start, duration))
         self.now[:] = met
 
-    def start(self, step: StartCollective, arrivals: Array, ends: Array) -> None:
-        self.pending[step.key] = (arrivals, ends)
-        call = self.calls.setdefault(step.key, CallTime(step.key))
-        call.executions += 1
-        call.total += int((ends - arrivals).max())
+    def wait(self, key: int) -> None:
+        step, flight = self.pending.pop(key)
+        begin, end = flight.begin[self.rows], flight.end[self.rows]
+        now = self.now.max(axis=0)
+        waited = np.maximum(end - now, 0)
+        call = self.calls[key]
+        call.total += int((end - begin).max())
+        call.exposed += int(waited.max())
         for i, rank in self.traced:
             detail: dict[str, str | int] = {
                 "source": step.operation.location,
                 "algorithm": step.algorithm,
                 "bytes": self.program.buffers[step.operand].type.nbytes,
             }
-            begin, end = int(arrivals[i]), int(ends[i])
-            track = f"collective stream {step.stream}"
+            track, took = f"collective stream {step.stream}", int(end[i] - begin[i])
             name = f"{step.operation.name} #{step.key}"
-            self.events.append(Event(rank, track, name, begin, end - begin, detail))
-
-    def wait(self, key: int) -> None:
-        _, ends = self.pending.pop(key)
-        now = self.now.max(axis=0)
-        waited = np.maximum(ends - now, 0)
-        self.calls[key].exposed += int(waited.max())
-        for i, rank in self.traced:
+            self.events.append(Event(rank, track, name, int(begin[i]), took, detail))
             if waited[i]:
                 name, start = f"wait for collective #{key}", int(now[i])
                 self.events.append(Event(rank, "core 0", name, start, int(waited[i])))
-        self.now[:] = np.maximum(self.now, ends)
+        self.now[:] = np.maximum(self.now, end)

@@ -177,11 +177,11 @@ class _Compiler:
         if isinstance(item, Kernel):
             duration = item.cost(self.chip, item.part(0, self.lnc)).duration
             return Item(item.inputs, item.outputs, duration)
-        duration, collective = 0, item.name in COLLECTIVES
-        if collective:
-            size = max(self.types[v].nbytes for v in (*item.operands, *item.results))
-            duration = self.calls.estimate(size)
-        return Item(item.operands, item.results, duration, collective)
+        if item.name not in COLLECTIVES:
+            return Item(item.operands, item.results, 0)
+        size = max(self.types[v].nbytes for v in (*item.operands, *item.results))
+        stream = self.calls.stream(self.calls.groups(item))
+        return Item(item.operands, item.results, self.calls.estimate(size), stream)
 
     def split(self, kernel: Kernel | Operation) -> "_Placed | Operation":
         """A kernel with the shares of the physical cores; other operators as they are."""
@@ -258,7 +258,7 @@ class _Compiler:
             starts.append(
                 StartCollective(
                     self.keys, operation, operand, result, plan.groups, plan.collective,
-                    plan.schedule, plan.algorithm, plan.reason,
+                    plan.schedule, plan.algorithm, plan.reason, self.calls.stream(plan.groups),
                 )
             )  # fmt: skip
         return starts

@@ -15,12 +15,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One thing to run: the values it reads and writes, its estimated time, where it runs."""
+    """One thing to run: the values it reads and writes, its estimated time, where it runs.
+
+    stream: of a collective; None for compute.
+    """
 
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     duration: int
-    collective: bool = False
+    stream: int | None = None
 
 
 def list_schedule(items: Sequence[Item]) -> list[int]:
@@ -60,7 +63,8 @@ def _run(
     available = [0] * len(items)
     waiting: list[tuple[int, int, int]] = []  # (available at, -priority, index): not ready yet
     ready: list[tuple[int, int]] = []  # compute that could run now
-    now = stream_free = 0
+    now = 0
+    free: dict[int, int] = {}  # when each stream is
     order: list[int] = []
 
     def finish(index: int, end: int) -> None:
@@ -82,9 +86,10 @@ def _run(
             now = max(now, waiting[0][0])
         while waiting and waiting[0][0] <= now:
             _, key, index = heapq.heappop(waiting)
-            if items[index].collective:
-                stream_free = max(now, stream_free) + items[index].duration
-                finish(index, stream_free)
+            stream = items[index].stream
+            if stream is not None:
+                free[stream] = max(now, free.get(stream, 0)) + items[index].duration
+                finish(index, free[stream])
             else:
                 heapq.heappush(ready, (key, index))
         if ready:

@@ -47,10 +47,11 @@ class Simulation:
         commit: Sequence[tuple[int, int]] = (),
         algorithm: str = "policy",
         traced: Iterable[int] = (),
+        streams: int = 1,
     ) -> None:
         self.lowered, self.machine, self.fidelity = lowered, machine, fidelity
         self.traced = tuple(traced)
-        self.calls = Calls(machine, algorithm)
+        self.calls = Calls(machine, algorithm, streams)
         self.program: RankProgram = compile_program(
             lowered.module, machine.chip, machine.lnc, self.calls, fidelity, commit
         )
@@ -67,7 +68,8 @@ class Simulation:
 
     def advance(self, decisions: Sequence[Decisions]) -> StepTime:
         """Advances the clocks over one step that took `decisions[rank]`."""
-        return self.clocks.step(self.program, decisions, self.calls.price, self.traced)
+        meet = self.calls.meeting if self.calls.streams > 1 else None
+        return self.clocks.step(self.program, decisions, self.calls.price, self.traced, meet)
 
     def start(self, runtime: Runtime) -> None:
         """Sets up the cores on `runtime` and gives them the program."""

@@ -10,6 +10,7 @@ from trnsim.collectives.price import Priced
 from trnsim.collectives.schedule import Collective
 from trnsim.device.errors import BadInput
 
+from . import lnc
 from .collective import Bench, Row, Site
 
 MOST_OPERATIONS = 64  # of all streams in one iteration
@@ -33,12 +34,8 @@ def check_streams(site: Site, operations: Sequence[int]) -> None:
     """
     if sum(operations) > MOST_OPERATIONS:
         raise BadInput("ops_per_iter", f"{sum(operations)} in all", f"at most {MOST_OPERATIONS}")
-    if site.chip is None or site.lnc is None:
-        return
-    most = site.chip.cc_streams_per_core * site.lnc
-    if len(operations) > most:
-        allowed = f"at most {most} on {site.chip.title} at LNC={site.lnc}"
-        raise BadInput("streams", len(operations), allowed)
+    if site.chip is not None and site.lnc is not None:
+        lnc.check_streams(site.chip, site.lnc, len(operations))
 
 
 def measure_together(lanes: Sequence[Lane]) -> list[Row]:

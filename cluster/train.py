@@ -52,6 +52,7 @@ class TrainOptions:
     time_only: bool = False
     lift: str = "auto"
     algorithm: str = "policy"
+    streams: int = 1
     overlay: Path | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     stated: Mapping[str, int] = field(default_factory=dict)
@@ -80,7 +81,7 @@ def train(asked: TrainOptions, progress: Progress = lambda text: None) -> RunRec
         progress("planning kernels, memory and collectives")
         simulation = Simulation(
             job.lowered, machine, asked.fidelity, _commit(job), asked.algorithm,
-            range(min(machine.ranks, TRACED_RANKS)),
+            range(min(machine.ranks, TRACED_RANKS)), asked.streams,
         )  # fmt: skip
     with _timed(spent, "simulating"):
         steps, last = _run(asked, job, simulation, progress)

@@ -1,10 +1,14 @@
 """JAX with eight virtual CPU devices, set before its backend starts; one Ray for all tests."""
 
+import signal
+
 import jax
 import pytest
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
+# A shell that starts the tests in the background has SIGINT ignored, in their processes as well.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

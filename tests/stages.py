@@ -7,8 +7,9 @@ import numpy as np
 from trnsim.cluster.instances import load_instance
 from trnsim.cluster.machine import Machine
 from trnsim.cluster.mesh import parse_mesh
+from trnsim.cluster.overlap import Demand
 from trnsim.cluster.placement import place
-from trnsim.cluster.plans.prices import Demand, Prices, RunPrice, SendPrice
+from trnsim.cluster.plans.prices import Prices, RunPrice, SendPrice
 from trnsim.cluster.plans.program import (
     Exchange,
     Receive,

@@ -366,7 +366,7 @@ def test_operations_of_one_stream_do_not_share(trnsim: Command) -> None:
         ('{"streams": [{"minbyte": 3}]}', "stream 0: minbyte is not valid; allowed: one of"),
         ('{"streams": [{"ops_per_iter": 0}]}', "ops_per_iter: 0 is not valid"),
         ('{"streams": [{"ops_per_iter": 65}]}', "ops_per_iter: 65 in all is not valid"),
-        ('{"streams": [{}, {}, {}, {}, {}]}', "streams: 5 is not valid; allowed: at most 4 on "
+        ('{"streams": [{}, {}, {}, {}, {}]}', "streams: 5 is not valid; allowed: 1 to 4 on "
          "Trainium2 at LNC=2"),
     ],
 )  # fmt: skip

@@ -9,7 +9,7 @@ from trnsim.cluster.order import Item, list_schedule
 def test_independent_work_runs_while_a_collective_is_in_flight() -> None:
     items = [
         Item((), (1,), 10),
-        Item((1,), (2,), 50, collective=True),
+        Item((1,), (2,), 50, stream=0),
         Item((2,), (3,), 10),  # needs the collective
         Item((1,), (4,), 10),  # does not
     ]
@@ -20,7 +20,7 @@ def test_the_longest_remaining_path_goes_first() -> None:
     items = [
         Item((), (1,), 10),
         Item((), (2,), 10),
-        Item((2,), (3,), 100, collective=True),
+        Item((2,), (3,), 100, stream=0),
         Item((3,), (4,), 10),
     ]
     assert list_schedule(items) == [1, 2, 0, 3]
@@ -35,8 +35,8 @@ def programs(draw: st.DrawFn) -> list[Item]:
     items = []
     for index in range(draw(st.integers(1, 20))):
         reads = draw(st.sets(st.integers(0, index - 1), max_size=3)) if index else set()
-        duration, collective = draw(st.integers(0, 50)), draw(st.booleans())
-        items.append(Item(tuple(sorted(reads)), (index,), duration, collective))
+        duration, stream = draw(st.integers(0, 50)), draw(st.sampled_from([None, 0, 1]))
+        items.append(Item(tuple(sorted(reads)), (index,), duration, stream))
     return items
 
 

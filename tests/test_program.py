@@ -11,6 +11,7 @@ from hypothesis import given
 from trnsim.cluster.barriers import insert_barriers
 from trnsim.cluster.buffers import plan_buffers
 from trnsim.cluster.clocks import Clocks, Event
+from trnsim.cluster.overlap import Demand, Meeting
 from trnsim.cluster.program import (
     Branch,
     Move,
@@ -181,12 +182,13 @@ def test_one_core_needs_no_barrier() -> None:
 # -- clocks -------------------------------------------------------------------------------------
 
 
-def collective(key: int, operand: int, result: int) -> StartCollective:
+def collective(key: int, operand: int, result: int, stream: int = 0) -> StartCollective:
     what = Collective("all_reduce", 2, 64, "f32", "add")
     operation = Operation("all_reduce", (operand,), (result,), {}, (), "user.py:3")
     return StartCollective(
-        key, operation, operand, result, ((0, 1),), what, ring.schedule(what), "ring", "by name"
-    )
+        key, operation, operand, result, ((0, 1),), what, ring.schedule(what), "ring", "by name",
+        stream,
+    )  # fmt: skip
 
 
 def program(steps: Sequence[Step], lnc: int = 2) -> RankProgram:
@@ -208,6 +210,24 @@ def test_a_step_is_the_sum_of_its_kernels_and_meetings() -> None:
     assert time.serial_bound == 17
 
 
+@pytest.mark.parametrize(
+    ("streams", "links", "step"),
+    [((0, 0), 0.75, 210), ((0, 1), 0.75, 160), ((0, 1), 0.5, 110), ((0, 1), 1.0, 210)],
+)
+def test_collectives_of_two_streams_share_links(streams, links, step) -> None:
+    starts = [collective(key, 1, key + 1, stream) for key, stream in enumerate(streams, start=1)]
+    steps = [run([0], [1]), *starts, WaitCollective(1), WaitCollective(2)]
+
+    def meet(call: StartCollective) -> Meeting:
+        rows = np.array([[0, 1]])
+        return Meeting("", Demand(links=links), call.stream, rows, np.zeros(2, np.int64))
+
+    clocks = Clocks(2, 2)
+    times = [clocks.step(program(steps), [{}, {}], met, meet=meet) for _ in range(2)]
+    assert [time.duration for time in times] == [step, step]
+    assert times[0].overlapped_bound == (200 if streams == (0, 0) else step - 10)
+
+
 def test_compute_hides_a_collective_and_the_rest_is_exposed() -> None:
     steps = [run([0], [1]), collective(1, 1, 2), run([0], [3], (40, 40)), WaitCollective(1),
              run([2], [4])]  # fmt: skip
@@ -217,9 +237,9 @@ def test_compute_hides_a_collective_and_the_rest_is_exposed() -> None:
     assert time.overlapped_bound == 100
     assert [e for e in time.events if "vector" not in e.track and "core 1" not in e.track] == [
         Event(0, "core 0", "k", 0, 10, {"source": ""}),
+        Event(0, "core 0", "k", 10, 40, {"source": ""}),
         Event(0, "collective stream 0", "all_reduce #1", 10, 100,
               {"source": "user.py:3", "algorithm": "ring", "bytes": 256}),
-        Event(0, "core 0", "k", 10, 40, {"source": ""}),
         Event(0, "core 0", "wait for collective #1", 50, 60),
         Event(0, "core 0", "k", 110, 10, {"source": ""}),
     ]  # fmt: skip

@@ -331,7 +331,10 @@ def test_an_interrupt_leaves_no_process_and_no_file():
         pid, folder = child.stdout.readline().split()
         handle = os.pidfd_open(int(pid))
         child.send_signal(signal.SIGINT)
-        _, errors = child.communicate(timeout=60)
+        try:
+            _, errors = child.communicate(timeout=60)
+        finally:
+            child.kill()
     assert errors.splitlines()[-1] == "KeyboardInterrupt"
     assert select.select([handle], [], [], 20)[0], "the core's process is still there"
     os.close(handle)

@@ -18,6 +18,7 @@ from trnsim.cluster.clocks import StepTime
 from trnsim.cluster.frontends.training import TrainingJob, load_training
 from trnsim.cluster.machine import Machine
 from trnsim.cluster.mesh import parse_mesh
+from trnsim.cluster.program import StartCollective
 from trnsim.cluster.report.record import RunRecord
 from trnsim.cluster.runtimes.base import Runtime
 from trnsim.cluster.runtimes.local import LocalRuntime
@@ -118,6 +119,18 @@ def test_lnc_1_and_2_compute_the_same(job: TrainingJob, local: Any) -> None:
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-5)
 
 
+def test_streams_change_when_and_not_what(job: TrainingJob, local: Any) -> None:
+    values, times = run(job, LocalRuntime(), streams=2)
+    for got, want in zip(values, local[0], strict=True):
+        assert got.tobytes() == want.tobytes()
+    assert times[0].duration <= local[1][0].duration
+    timed = simulation(job, streams=2)
+    assert [timed.time_only().duration for _ in times] == [time.duration for time in times]
+    calls = [step for step in timed.program.walk() if isinstance(step, StartCollective)]
+    streams = {call.groups: {c.stream for c in calls if c.groups == call.groups} for call in calls}
+    assert sorted(map(sorted, streams.values())) == [[0], [1]]  # tp and dp
+
+
 def test_a_pair_of_cores_is_quicker_when_the_step_is_compute_bound() -> None:
     options = {"width": 512, "context": 256, "layers": 1, "heads": 8, "batch": 8}
     job = load_training(EXAMPLE, {"dp": 2, "tp": 2}, 1, options, data=False, reference=False)
@@ -191,6 +204,7 @@ def test_train_prints_a_summary_that_show_prints_again(tmp_path: Path) -> None:
         pytest.param(["--out", "README.md"], "--out: README.md is not valid", id="out"),
         pytest.param(["--set", "widht=3"], "widht", id="option of the file"),
         pytest.param(["--text", "no/such/file"], "no/such/file", id="text"),
+        pytest.param(["--streams", "5"], "streams: 5 is not valid; allowed: 1 to 4", id="streams"),
         pytest.param(["--algorithm", "tree"], "algorithm: tree is not valid", id="algorithm"),
         pytest.param(
             ["--time-only", "--set=width=40000", "--set=layers=8"], "HBM of a rank", id="HBM"

@@ -11,7 +11,7 @@ from trnsim.device.errors import BadInput, Unsupported
 from trnsim.device.ops.attention import HEAD_MAX
 
 from ..instances import Instance, check_nodes, load_instance
-from ..lnc import check_lnc, logical_per_chip
+from ..lnc import check_lnc, check_streams, logical_per_chip
 from ..machine import Machine
 from ..mesh import Mesh, data_parallel_degree, microbatches, parse_mesh
 from ..models.config import ModelConfig, load_model
@@ -253,7 +253,7 @@ class Plan:
         for name, allowed in choices.items():
             if getattr(self, name) not in get_args(allowed):
                 raise BadInput(name, getattr(self, name), get_args(allowed))
-        for name in ("global_batch", "seq", "microbatch", "streams", "bucket_bytes"):
+        for name in ("global_batch", "seq", "microbatch", "bucket_bytes"):
             _at_least(name, getattr(self, name), 1)
         for name in ("early_all_gather", "late_reduce_scatter"):
             _at_least(name, getattr(self, name), 0)
@@ -261,10 +261,7 @@ class Plan:
             raise BadInput("dropout", self.dropout, "0 to less than 1", 0)
         if not 0 < self.capacity < math.inf:
             raise BadInput("capacity", self.capacity, "more than 0", 1.0)
-        most = self.machine.chip.cc_streams_per_core * self.machine.lnc
-        if self.streams > most:
-            title = f"{self.machine.chip.title} at LNC={self.machine.lnc}"
-            raise BadInput("streams", self.streams, f"1 to {most} on {title}", most)
+        check_streams(self.machine.chip, self.machine.lnc, self.streams)
 
     def _check_axes(self) -> None:
         for name in self.mesh.names:

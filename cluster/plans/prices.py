@@ -22,7 +22,6 @@ import numpy as np
 
 from trnsim.collectives import choose
 from trnsim.collectives.price import Priced, Pricer
-from trnsim.collectives.resources import resources_of
 from trnsim.collectives.schedule import POINT_TO_POINT, Collective, Schedule
 from trnsim.collectives.twins import twins
 from trnsim.device.errors import BadInput
@@ -35,25 +34,11 @@ from ..collective import Site, site_of
 from ..conditions import with_failures, with_rates
 from ..instances import Instance
 from ..machine import Machine
+from ..overlap import Demand, demand_of
 from .folds import Fold, folded, unfolded
 from .places import Array, Classes, Places, classes_of
 from .program import Exchange, Run, Send, StageCode
 from .segment import Segment
-
-
-class Demand(NamedTuple):
-    """Fractions of what a rank has that something takes while it runs, each 0 to 1."""
-
-    dma: float = 0.0
-    hbm: float = 0.0
-    links: float = 0.0  # the busiest link inside a node
-    network: float = 0.0  # the busiest link between nodes
-
-
-@cache
-def excess(one: Demand, other: Demand) -> float:
-    """By how much both together ask for more than there is of the scarcest."""
-    return max(0.0, max(a + b for a, b in zip(one, other, strict=True)) - 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,7 +401,7 @@ def _priced_as(
     site = _site(ground)
     pricer = Pricer(schedule, site.fabric, table, of=collective.ranks)
     priced = pricer.price(even, overheads=site.overheads)
-    return priced.end[:, like], priced, _demand(site, priced.load, table, priced.duration_ps)
+    return priced.end[:, like], priced, demand_of(site, priced.load, table, priced.duration_ps)
 
 
 def _even(collective: Collective, schedule: Schedule) -> Collective:
@@ -424,33 +409,6 @@ def _even(collective: Collective, schedule: Schedule) -> Collective:
     if collective.kind in POINT_TO_POINT or not isinstance(collective.counts, int):
         return collective
     return replace(collective, counts=-(-collective.counts // schedule.parts) * schedule.parts)
-
-
-def _demand(site: Site, load: Array, table: Array, duration: int) -> Demand:
-    """What the busiest rank of a collective takes: bytes through its DMA engines, its stack, links.
-
-    The DMA engines of a rank move what leaves it; the stack carries every touch.
-    """
-    if not duration or site.chip is None or site.lnc is None:
-        return Demand()
-    fabric, memory = site.fabric, site.overheads.memory
-    seconds = duration / PS_PER_S
-    members = table.reshape(-1)
-    out = load[fabric.dma_out[members]].max(initial=0)
-    dma = float(out) / (seconds * site.chip.dma_bytes_per_s * site.lnc)
-    stack = 0.0
-    if memory is not None:
-        stacks = resources_of(fabric, memory, site.overheads.reduce_fraction).stack(members)
-        stack = float(load[stacks].max(initial=0)) / (seconds * site.chip.stack_bytes_per_s)
-    used = load[: fabric.wires] / (fabric.rate[: fabric.wires] * seconds)
-    server = fabric.server
-    ends = server[fabric.source[: fabric.wires]], server[fabric.target[: fabric.wires]]
-    between = (ends[0] != ends[1]) | (ends[0] < 0)
-    inside = float(used[~between].max(initial=0.0))
-    return Demand(
-        min(1.0, dma), min(1.0, stack), min(1.0, inside),
-        min(1.0, float(used[between].max(initial=0.0))),
-    )  # fmt: skip
 
 
 def _run_price(segment: Segment, machine: Machine, efficiency: float) -> RunPrice:

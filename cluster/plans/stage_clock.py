@@ -304,7 +304,8 @@ class StageClock:
             for flight in self.flights.overlapping(self.now, duration):
                 delay = flight.delay(self.now, duration, price.demand)
                 if delay is not None:
-                    self._slow(flight, delay)
+                    self._note_slowed(flight, delay)
+                    self.flights.delay(flight, delay)
                     taken = taken + delay
         start, self.now = self.now, self.now + taken
         self._account.add(("run", "recompute" if step.again else context.kind), taken)
@@ -338,29 +339,16 @@ class StageClock:
         met = meeting.last(ready)
         self._note_late(meeting, ready, met)
         flight = Flight(meeting, met, met + meeting.ends, reads, writes)
-        self._beside(flight)
-        self.flights.add(flight)
+        self.flights.take_off(flight, self._note_slowed)
         self._account.add(("total", meeting.name), flight.end - ready)
         self._account.add(("count", meeting.name), 1)
         self._trace(f"stream {step.stream}", step.label, ready, flight.end - ready)
 
-    def _beside(self, flight: Flight) -> None:
-        """A new flight, and those that are under way, as they slow each other."""
-        demand, duration = flight.meeting.price.demand, flight.end - flight.begin
-        for other in self.flights.overlapping(flight.begin, duration):
-            if other.stream == flight.stream:
-                continue
-            delay = other.delay(flight.begin, duration, demand)
-            if delay is not None:
-                self._slow(other, delay)
-                flight.move(0, flight.meeting.last(delay))
-
-    def _slow(self, flight: Flight, delay: Array) -> None:
-        """Delays a flight that shares with something else."""
+    def _note_slowed(self, flight: Flight, delay: Array) -> None:
+        """A flight is delayed by sharing with something else."""
         meeting = flight.meeting
         self._account.add(("total", meeting.name), meeting.last(delay))
         self._account.add(("shared", meeting.name), delay)
-        self.flights.delay(flight, delay)
 
     def _note_late(self, meeting: Meeting, ready: Array, met: Array) -> None:
         if ready.size > 1:

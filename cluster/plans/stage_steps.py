@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from .. import overlap
 from .accounts import Account
 from .flights import Flight, Meeting
 from .places import Array, Classes, connected
@@ -152,7 +153,7 @@ class StageSteps:
         return self._components[key]
 
 
-def _tables(meetings: Iterable[Meeting | None]) -> dict[int, Array]:
+def _tables(meetings: Iterable[overlap.Meeting | None]) -> dict[int, Array]:
     """The different tables of rows of meetings."""
     return {id(m.rows): m.rows for m in meetings if m is not None}
 
