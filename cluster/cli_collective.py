@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -297,6 +298,7 @@ def collective(operation: str, as_json: bool, deadline: str, non_interactive: bo
     for path in (report, written):
         if path is not None and not path.absolute().parent.is_dir():
             raise BadFile(f"{path}: its folder does not exist")
+    check_fabric_alone(asked["fabric_file"], asked["instance"])
     with within(deadline):
         run = CollectiveRun.of(operation, **asked)
         with progress(run.count, "sizes", quiet=non_interactive or as_json) as advance:
@@ -315,6 +317,13 @@ def collective(operation: str, as_json: bool, deadline: str, non_interactive: bo
     for path, what in ((report, "results"), (written, "MSCCL XML")):
         if path is not None:
             console.print(f"{what} in {path}", highlight=False)
+
+
+def check_fabric_alone(fabric_file: Path | None, instance: str) -> None:
+    """Raises BadInput for an --instance that is given beside a fabric."""
+    given = click.get_current_context().get_parameter_source("instance")
+    if fabric_file is not None and given is not ParameterSource.DEFAULT:
+        raise BadInput("--instance", instance, "not with --fabric, which says it all")
 
 
 @click.command()

@@ -9,7 +9,7 @@ from click.core import ParameterSource
 
 from trnsim.device.errors import BadInput
 
-from .cli_collective import _console, _show, progress
+from .cli_collective import _console, _show, check_fabric_alone, progress
 
 if TYPE_CHECKING:
     from .placing.study import PlacementStudy
@@ -86,6 +86,7 @@ def place(out: Path | None, heat_map: Path | None, top: int, as_json: bool, **as
     from .report.place_tables import document, place_view
 
     _alone(asked)
+    check_fabric_alone(asked["fabric_file"], asked["instance"])
     asked = with_plan(asked)
     if heat_map is not None:
         check_figure(heat_map)

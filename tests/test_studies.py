@@ -10,10 +10,11 @@ from click.testing import CliRunner
 from trnsim.cluster.cli_study import study as command
 from trnsim.cluster.studies.definition import read_study
 from trnsim.cluster.studies.execute import Job, Work
+from trnsim.cluster.studies.journal import key_of
 from trnsim.cluster.studies.run import JOURNAL, StudyRun
 from trnsim.cluster.studies.runners import RUNNERS, check
 from trnsim.cluster.studies.table import to_plain
-from trnsim.device.errors import BadFile, BadInput
+from trnsim.device.errors import BadFile, BadInput, Unsupported
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "studies"
 ALL_REDUCE = """
@@ -156,6 +157,25 @@ def test_columns_of_a_command_are_those_that_its_points_have(tmp_path, text):
     kind = RUNNERS[study.run]
     found = kind.run(dict(study.fixed) | dict(study.points[0]))
     assert set(found) - set(kind.columns) <= {"dp_hops", "tp_hops"}
+
+
+def test_points_run_again_when_a_file_that_they_name_has_changed(tmp_path):
+    file = tmp_path / "ranks"
+    options = {"model": "llama2-7b", "rank_file": str(file)}
+    keys = {key_of("plan", options)}
+    for text in ("rank 0=host slot=0", "rank 0=host slot=1"):
+        file.write_text(text)
+        keys |= {key_of("plan", options), key_of("plan", dict(options))}
+    assert len(keys) == 3
+
+
+def test_a_study_of_refusals_is_refused(tmp_path):
+    file = tmp_path / "study.toml"
+    file.write_text(ALL_REDUCE.replace('"ring", "mesh", ', ""))
+    done = CliRunner().invoke(command, [str(file), "--runtime=local", f"--out={tmp_path / 'out'}"])
+    assert isinstance(done.exception, Unsupported)
+    assert str(done.exception).startswith("all 2 points are refused; algorithm: nosuch is not")
+    assert not list((tmp_path / "out").glob("table.*"))
 
 
 def test_a_point_does_not_search(tmp_path):

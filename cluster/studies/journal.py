@@ -37,9 +37,21 @@ class PointResult:
 
 
 def key_of(run: str, options: Mapping[str, Any]) -> str:
-    """The digest of a point: equal for equal options in any order."""
-    text = json.dumps([run, dict(options), fingerprint()], sort_keys=True, default=str)
+    """The digest of a point: equal for equal options, in any order, and contents of files."""
+    lists = (value if isinstance(value, list) else [value] for value in options.values())
+    names = [name for each in lists for name in each if isinstance(name, str)]
+    files = sorted(filter(None, map(_content, names)))
+    text = json.dumps([run, dict(options), files, fingerprint()], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def _content(name: str) -> str | None:
+    """The digest of a file, or of a model's folder; None if there is none."""
+    try:
+        path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except (OSError, ValueError):
+        return None
 
 
 @cache

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from trnsim.device.errors import BadFile
+from trnsim.device.errors import BadFile, Unsupported
 
 from .. import wire
 from ..report.nccom_json import write_json, write_text
@@ -37,7 +37,8 @@ class StudyRun:
         """Run the points that the journal does not have, and write the table and the figures.
 
         `progress` is called with the finished and all points, first with those found finished.
-        Raises BadFile for a folder that cannot be written.
+        Raises BadFile for a folder that cannot be written, and Unsupported if all points are
+        refused: there is no table then.
         """
         keys = self.keys
         self._make_folder()
@@ -49,6 +50,8 @@ class StudyRun:
                 journal.add(result)
                 progress(done, total)
             results = [journal.results[key] for key in keys]
+        if all(result.refused for result in results):
+            raise Unsupported(f"all {len(results)} points are refused; {results[0].refused}")
         table = tabulate(self.study, results, version("trnsim"))
         write_table(table, self.study, self.folder)
         return table
