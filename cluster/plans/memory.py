@@ -80,9 +80,12 @@ class _Effect:
     mine: _Live
 
 
-def memory(stage: StageProgram, machine: Machine) -> Memory:
-    """The peak of a rank of one stage, runtime included. The first of equal peaks counts."""
-    lives = _lives(stage.code, machine.chip, machine.lnc)
+def memory(stage: StageProgram, machine: Machine, *, workspace: bool = True) -> Memory:
+    """The peak of a rank of one stage, runtime included. The first of equal peaks counts.
+
+    Without `workspace`, no segment is compiled, and the peak is a lower bound.
+    """
+    lives = _lives(stage.code, (machine.chip, machine.lnc) if workspace else None)
     nothing = common = lives.live(NOTHING)
     micro: dict[int, _Live] = {}
     live, top, at, beside, peak = 0, -1, "", (), nothing.uses
@@ -121,15 +124,18 @@ class _Change(NamedTuple):
 
 
 @lru_cache(maxsize=128)
-def _lives(code: StageCode, chip: Chip, lnc: int) -> "_Lives":
-    return _Lives(code, chip, lnc)
+def _lives(code: StageCode, on: tuple[Chip, int] | None) -> "_Lives":
+    return _Lives(code, on)
 
 
 class _Lives:
-    """What the tasks of a stage's code do to the values that are live."""
+    """What the tasks of a stage's code do to the values that are live.
 
-    def __init__(self, code: StageCode, chip: Chip, lnc: int) -> None:
-        self.code, self.chip, self.lnc = code, chip, lnc
+    on: chip and LNC that segments are compiled for; None leaves their workspace out.
+    """
+
+    def __init__(self, code: StageCode, on: tuple[Chip, int] | None) -> None:
+        self.code, self.on = code, on
         self.changes: dict[int, _Change] = {}
         self.bodies: dict[int, list[tuple[_Change, int | None]]] = {}
         self.effects: dict[tuple[int, _Live, _Live], _Effect] = {}
@@ -189,7 +195,9 @@ class _Lives:
             refs: Iterable[Ref]
             refs = step.values if isinstance(step, Free) else _written(step)
             refs = [ref for ref in refs if self.code.values[ref.name].role not in ALWAYS]
-            extra = workspace(step.segment, self.chip, self.lnc) if isinstance(step, Run) else 0
+            extra = 0
+            if isinstance(step, Run) and self.on is not None:
+                extra = workspace(step.segment, *self.on)
             self.changes[id(step)] = _Change(frees, tuple(map(self._place, refs)), extra)
         return self.changes[id(step)]
 

@@ -2,7 +2,8 @@
 
 For each mesh the least recomputation that fits into memory is taken. A mesh of which the model's
 FLOPs alone, at the published peak and with its pipeline's bubble, take longer than the best step
-found is not priced: that bound says why it loses. Axes that are given keep their degrees.
+found is not priced: that bound says why it loses. Nor is one whose values alone do not fit, before
+the workspace of its kernels is known. Axes that are given keep their degrees.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -33,7 +34,8 @@ Progress = Callable[[int, int], None]
 class Candidate:
     """A legal plan, its price if it fits and could win, and why it is not the best.
 
-    refused: a kernel cannot be made for it, so that `need` is not known.
+    need: bytes of a rank, without the workspace of kernels if the plan is not priced. refused: a
+    kernel cannot be made for it, so that `need` is not known.
     """
 
     plan: Plan
@@ -130,15 +132,22 @@ def _judged(plans: list[Plan], best: PlanResult | None) -> Candidate:
     """The mesh with the least recomputation that fits, priced if it could be the best."""
     needs = []
     for plan in plans:
-        need = max(memory(stage, plan.machine).total for stage in build(plan).stages)
-        needs.append(need)
-        if need > plan.machine.hbm_bytes:
-            continue
         bound = _bound(plan)
+        needs.append(_need(plan, workspace=False))
+        if needs[-1] > plan.machine.hbm_bytes:
+            continue
         if best is not None and bound >= best.step:
-            return Candidate(plan, need, bound)
-        return Candidate(plan, need, bound, price_plan(plan))
+            return Candidate(plan, needs[-1], bound)
+        needs[-1] = _need(plan, workspace=True)
+        if needs[-1] <= plan.machine.hbm_bytes:
+            return Candidate(plan, needs[-1], bound, price_plan(plan))
     return Candidate(plans[-1], min(needs), _bound(plans[-1]))
+
+
+def _need(plan: Plan, *, workspace: bool) -> int:
+    """Bytes of the rank that needs most."""
+    stages = build(plan).stages
+    return max(memory(stage, plan.machine, workspace=workspace).total for stage in stages)
 
 
 def _rank(candidate: Candidate) -> tuple[bool, bool, bool, int]:
