@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from trnsim.cluster.models.config import ModelConfig, load_model, shipped_models
+from trnsim.cluster.plans.plan import Plan
 from trnsim.device.errors import BadFile, BadInput, Unsupported
 
 PUBLISHED = {  # parameters of the model cards' safetensors on huggingface.co, by name
@@ -220,3 +221,20 @@ def test_heads_have_to_divide(tmp_path: Path) -> None:
     raw = OTHERS["qwen2-7b"][1] | {"num_key_value_heads": 3}
     with pytest.raises(BadInput, match="kv_heads: 3 is not valid; allowed: a divisor of heads = 2"):
         load(tmp_path, raw)
+
+
+@pytest.mark.parametrize(
+    ("keys", "kind"),
+    [
+        ({}, ""),
+        ({"rope_scaling": None}, ""),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "llama3"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "linear"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, ""),
+    ],
+)
+def test_scaling_of_positions_is_noted(tmp_path: Path, keys: dict[str, Any], kind: str) -> None:
+    model = load(tmp_path, OTHERS["qwen2-7b"][1] | keys)
+    assert model.rope_scaling == kind
+    plan = Plan.of(model, instance="trn2.3xlarge", global_batch=4, seq=128)
+    assert any(f"scaling ({kind})" in note for note in plan.notes) == bool(kind)

@@ -61,6 +61,7 @@ class ModelConfig:
     max_positions: int
     norm_eps: float = 1e-5
     rope_theta: float = 10000.0
+    rope_scaling: str = ""  # what the configuration scales positions by; not modelled
     rope_fraction: float = 1.0  # of head_dim that is rotated
     causal: bool = True
     tied: bool = False  # the output matrix is that of the embedding

@@ -176,6 +176,7 @@ def _llama(keys: Keys) -> dict[str, Any]:
         "positions": "rope",
         "max_positions": keys.get("max_position_embeddings", 2048),
         "rope_theta": float(_rope_theta(keys)),
+        "rope_scaling": _rope_scaling(keys),
         "tied": keys.get("tie_word_embeddings", False),
         "qkv_bias": bias,
         "linear_bias": bias,
@@ -186,6 +187,13 @@ def _rope_theta(keys: Keys) -> float:
     """Newer files keep it in `rope_parameters`."""
     parameters = keys.get("rope_parameters", {})
     return keys.get("rope_theta", parameters.get("rope_theta", 10000.0))
+
+
+def _rope_scaling(keys: Keys) -> str:
+    """The kind of scaling of positions (llama3, yarn, linear, ...), if there is any."""
+    scaling = keys.get("rope_scaling", {}) or keys.get("rope_parameters", {})
+    kind = Keys(scaling, keys.where).get("rope_type", "") or scaling.get("type", "")
+    return "" if kind == "default" else str(kind)
 
 
 def _mistral(keys: Keys) -> dict[str, Any]:

@@ -223,6 +223,11 @@ class Plan:
             yield f"Vocabulary of {model.vocab} filled up to {self.vocab}, a multiple of tp."
         if model.positions != "learned" and self.seq > model.max_positions:
             yield f"Sequences of {self.seq} exceed the model's {model.max_positions} positions."
+        if model.rope_scaling:
+            yield (
+                f"Positions are rotated without the model's scaling ({model.rope_scaling}), which"
+                " changes values, not times."
+            )
         if self.kv_copies > 1:
             yield f"Each of {model.kv_heads} key and value heads is on {self.kv_copies} ranks."
         if self.ep > 1 and self.ep not in MESH_MOST_COUNTS and self.ep % 32:
