@@ -1,11 +1,13 @@
 """Both runtimes run the same cores: same bytes, same errors; and nobody waits for ever."""
 
+import fcntl
 import os
 import re
 import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -24,7 +26,7 @@ from trnsim.cluster import wire
 from trnsim.cluster.runtimes import base, ray_actor
 from trnsim.cluster.runtimes.base import Barrier, Call, CoreAddress, Exchange, Message, Seat
 from trnsim.cluster.runtimes.local import LocalRuntime
-from trnsim.cluster.runtimes.ray_runtime import RayRuntime, cpu_share
+from trnsim.cluster.runtimes.ray_runtime import LOCK, RayRuntime, cpu_share, remove_leftovers
 from trnsim.collectives.algorithms import mesh, ring
 from trnsim.collectives.execute import execute
 from trnsim.collectives.schedule import Collective
@@ -340,6 +342,18 @@ def test_an_interrupt_leaves_no_process_and_no_file():
     os.close(handle)
     assert not os.path.exists(folder)
     assert not any(folder in line for line in command_lines())
+
+
+def test_files_of_killed_starters_are_removed():
+    killed, alive = (Path(tempfile.mkdtemp(prefix="trnsim-", dir="/tmp")) for _ in range(2))
+    with open(alive / LOCK, "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (killed / LOCK).touch()
+        (killed / "session").mkdir()
+        remove_leftovers()
+        assert alive.exists() and not killed.exists()
+    remove_leftovers()
+    assert not alive.exists()
 
 
 def command_lines() -> Iterator[str]:

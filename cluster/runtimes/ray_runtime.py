@@ -5,6 +5,7 @@ rank share memory) and chips are packed on nodes. A Ray instance that was starte
 here, whatever happens; any other is left as it was.
 """
 
+import fcntl
 import logging
 import os
 import re
@@ -14,9 +15,10 @@ import socket
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # else uv's projects are uploaded
 
@@ -39,6 +41,8 @@ _SHARES = (1.0, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01)
 _POLL_S = 1.0
 _SETUP_S = 120.0
 _ANSWER_S = 20.0
+LOCK = "lock"
+"""File of a folder of Ray's that its starter has locked."""
 
 
 class RayRuntime:
@@ -339,6 +343,24 @@ def _first_interrupt_waits() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
+def remove_leftovers() -> None:
+    """Removes files of Rays whose starters were killed: their locks are nobody's."""
+    for path in Path("/tmp").glob(f"trnsim-*/{LOCK}"):
+        with suppress(OSError), _locked(path):
+            shutil.rmtree(path.parent, ignore_errors=True)
+
+
+def _locked(path: Path) -> IO[bytes]:
+    """The file, which nobody else has until it is closed. Raises OSError if somebody has it."""
+    file = open(path, "ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
 class RayInstance:
     """The Ray instance in use: found, or started here (and then stopped here)."""
 
@@ -374,8 +396,12 @@ class RayInstance:
         self._connected = True
 
     def _start(self) -> None:
+        remove_leftovers()
         # A short path: sockets below it may have 107 characters.
         self.folder = tempfile.mkdtemp(prefix="trnsim-", dir="/tmp")
+        name = Path(self.folder, "starting")
+        self._lock = _locked(name)
+        name.rename(name.with_name(LOCK))  # nobody may take it before it is locked
         self._connected = True
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         with _first_interrupt_waits():
@@ -394,3 +420,4 @@ class RayInstance:
         if self.folder:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder = ""
+            self._lock.close()
