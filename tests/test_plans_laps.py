@@ -52,6 +52,7 @@ def test_counted_laps_are_exact(schedule, slow, tasks_run):
     assert fast.ends.tolist() == whole.ends.tolist()
     assert sums(fast) == sums(whole)
     assert few < (len(tasks_run) - few) / 2
+    assert fast.repeated > MICROBATCHES / 2 and whole.repeated == 0
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -55,7 +55,8 @@ class Conditions:
 class Timeline:
     """Times of a step in ps. ends: int64[stages, classes]; accounts by stage.
 
-    exchanges, sends: by the names that accounts have for them.
+    exchanges, sends: by the names that accounts have for them. repeated: microbatches that were
+    counted, because everything in them is as it was some before.
     """
 
     classes: Classes
@@ -64,6 +65,7 @@ class Timeline:
     exchanges: dict[str, ExchangePrice]
     sends: dict[str, SendPrice]
     events: list[Event] = field(default_factory=list)
+    repeated: int = 0
 
     @property
     def duration(self) -> int:
@@ -147,13 +149,13 @@ def advance(
         )
         for stage, mine in zip(program.stages, steps, strict=True)
     ]  # fmt: skip
-    drive(clocks, mail, laps=not (traced or paces.varies))
+    repeated = drive(clocks, mail, laps=not (traced or paces.varies))
     ends = np.stack([clock.now for clock in clocks])
     events = [event for clock in clocks for event in clock.events]
     exchanges = {name: price for each in steps for name, price in each.exchanges.items()}
     sends = {name: price for each in steps for name, price in each.sends.items()}
     accounts = tuple(clock.account() for clock in clocks)
-    return Timeline(classes, ends, accounts, exchanges, sends, events)
+    return Timeline(classes, ends, accounts, exchanges, sends, events, repeated)
 
 
 def _steps(prices: Prices, paces: Paces, work: Array | None) -> tuple[StageSteps, ...]:

@@ -23,16 +23,17 @@ from .stage_clock import Message, StageClock
 Mail = dict[Message, deque[Array]]
 
 
-def drive(clocks: Sequence[StageClock], mail: Mail, laps: bool) -> None:
-    """Runs every stage to its end. With `laps`, what repeats is not run again.
+def drive(clocks: Sequence[StageClock], mail: Mail, laps: bool) -> int:
+    """Runs every stage to its end. With `laps`, what repeats is not run again: for how many
+    microbatches that was, is the result.
 
     Raises CollectiveMismatch for stages that wait for each other in a cycle, or for a message that
     nobody sends or receives.
     """
     runs = _Runs(clocks, mail)
-    watch = _Laps(runs).watch if laps else lambda: None
+    found = _Laps(runs)
     for number in range(len(clocks)):
-        runs.finish(number, watch if number == 0 else lambda: None)
+        runs.finish(number, found.watch if laps and number == 0 else lambda: None)
     left = [message for message, arrivals in mail.items() if arrivals]
     if left:
         channel, microbatch, source, target = left[0]
@@ -40,6 +41,7 @@ def drive(clocks: Sequence[StageClock], mail: Mail, laps: bool) -> None:
             f"stage {target} never receives {channel} of microbatch {microbatch},"
             f" which stage {source} sends"
         )
+    return found.counted
 
 
 class _Runs:
@@ -130,7 +132,7 @@ class _Laps:
         }
         self.seen: dict[int, int] = {}
         self.begin: _Mark | None = None
-        self.length = 0
+        self.length = self.counted = 0
 
     def watch(self) -> None:
         """Called after each task of the first stage."""
@@ -183,7 +185,8 @@ class _Laps:
                 repeats(clock.tasks, clock.index, count, self.length)
                 for clock, count in zip(clocks, counts, strict=True)
             )
-        later, shift = more * self.length, more * (end.time - begin.time)
+        later = self.counted = more * self.length
+        shift = more * (end.time - begin.time)
         for number, (clock, count) in enumerate(zip(clocks, counts, strict=True)):
             clock.close_lap(more, count, later, shift)
             wanted = waits[number]

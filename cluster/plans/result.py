@@ -224,7 +224,7 @@ def _result(
         executed_flops=executed_flops(timeline),
         peak_flops=published_peak(plan),
         classes=timeline.classes.count,
-        symmetry=symmetry(timeline, prices),
+        symmetry=f"{symmetry(timeline, prices)}{repeated(timeline, program)}",
         notes=tuple(dict.fromkeys((*plan.notes, *program.notes))),
         leaned_on=_leaned_on(plan, timeline),
     )
@@ -380,6 +380,16 @@ def symmetry(timeline: Timeline, prices: Prices) -> str:
     if classes == 1:
         return f"all {places} ranks of {of} do the same at the same time: one clock"
     return f"{places} ranks of {of} in {classes} classes that nothing tells apart: a clock for each"
+
+
+def repeated(timeline: Timeline, program: TrainingProgram) -> str:
+    """Which microbatches were not run, in words."""
+    if not timeline.repeated:
+        return ""
+    return (
+        f"; {timeline.repeated} of {program.microbatches} microbatches are as those before them,"
+        " but later, and were only counted"
+    )
 
 
 def _leaned_on(plan: Plan, timeline: Timeline) -> tuple[str, ...]:
