@@ -25,7 +25,7 @@ from trnsim.collectives.price import Priced, Pricer
 from trnsim.collectives.schedule import POINT_TO_POINT, Collective, Schedule
 from trnsim.collectives.twins import twins
 from trnsim.device.errors import BadInput
-from trnsim.device.ops.ir import Operation, TensorType
+from trnsim.device.ops.ir import TensorType
 from trnsim.device.units import PS_PER_S
 
 from .. import cheapest
@@ -148,7 +148,6 @@ class Prices:
         self.failed, self.degraded = tuple(failed), tuple(degraded)
         self.places = Places(machine.placement.mesh)
         self.slots = np.asarray(machine.placement.slots, np.int64)
-        self._stages = _stages_of_exchanges(codes)
         self._runs: dict[Segment, RunPrice] = {}
         self._groups: dict[tuple[tuple[str, ...], int], Array] = {}
         self._exchanges: dict[tuple, ExchangePrice] = {}
@@ -221,11 +220,11 @@ class Prices:
     def _exchange(self, stage: StageCode, step: Exchange) -> ExchangePrice | None:
         if step.span == 1 or all(self.places.mesh.degree(axis) == 1 for axis in step.axes):
             return None
-        operand, result = types_of(stage, step)
-        key = _kind(operand, result, step)
+        key = self._kind(stage, step)
         stages = self._stages[key]
         if (key, stage.stage) not in self._exchanges:
             groups = self.groups(step)
+            operand, result = step.types(stage.values, groups.shape[1])
             collective = describe(step.operation, operand, result, groups.shape[1])
             priced = self._price(collective, stages, groups, (step.axes, step.span))
             rows = priced.ends.reshape(len(stages), *groups.shape)[stages.index(stage.stage)]
@@ -237,6 +236,23 @@ class Prices:
                 step.span,
             )  # fmt: skip
         return self._exchanges[key, stage.stage]
+
+    @cached_property
+    def _stages(self) -> dict[tuple, tuple[int, ...]]:
+        """The stages that do each kind of exchange: they are priced together."""
+        found: dict[tuple, dict[int, None]] = {}
+        for code in self.codes:
+            for step in code.walk():
+                if isinstance(step, Exchange):
+                    found.setdefault(self._kind(code, step), {})[code.stage] = None
+        return {key: tuple(stages) for key, stages in found.items()}
+
+    def _kind(self, stage: StageCode, step: Exchange) -> tuple:
+        """Equal for exchanges that do the same."""
+        operation = step.operation
+        attributes = tuple(sorted((k, repr(v)) for k, v in operation.attributes.items()))
+        types = step.types(stage.values, self.groups(step).shape[1])
+        return operation.name, attributes, types, step.axes, step.span, step.label
 
     def groups(self, step: Exchange) -> Array:
         """int64[groups, members] places of a stage that an exchange is among."""
@@ -280,40 +296,6 @@ class Prices:
         ground = _Ground(where.instance, fold.nodes, where.lnc, *changed)
         priced = _price_rows(collective, ground, fold, self.algorithm)
         return replace(priced, ends=fold.expand(priced.ends))
-
-
-def types_of(stage: StageCode, step: Exchange) -> tuple[TensorType, TensorType]:
-    """What a rank gives and gets: of several values, one flat array padded for the group."""
-    reads = [stage.values[ref.name].type for ref in step.reads]
-    writes = [stage.values[ref.name].type for ref in step.writes]
-    return _joined(reads), _joined(writes)
-
-
-def _joined(types: Sequence[TensorType]) -> TensorType:
-    if len(types) == 1:
-        return types[0]
-    return TensorType((sum(t.size for t in types),), types[0].dtype)
-
-
-def _kind(operand: TensorType, result: TensorType, step: Exchange) -> tuple:
-    """Equal for exchanges that do the same."""
-    operation: Operation = step.operation
-    attributes = tuple(sorted((k, repr(v)) for k, v in operation.attributes.items()))
-    return operation.name, attributes, operand, result, step.axes, step.span, step.label
-
-
-def _stages_of_exchanges(codes: Sequence[StageCode]) -> dict[tuple, tuple[int, ...]]:
-    """The stages that do each kind of exchange: they are priced together."""
-    found: dict[tuple, list[int]] = {}
-    for stage in codes:
-        seen: set[int] = set()
-        for step in stage.walk():
-            if isinstance(step, Exchange) and id(step) not in seen:
-                seen.add(id(step))
-                stages = found.setdefault(_kind(*types_of(stage, step), step), [])
-                if stage.stage not in stages:
-                    stages.append(stage.stage)
-    return {key: tuple(stages) for key, stages in found.items()}
 
 
 def _short(values: Array) -> Array:
