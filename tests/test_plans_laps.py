@@ -1,5 +1,7 @@
 """Laps of a pipeline that are counted instead of run, and effects that are shared, are exact."""
 
+from itertools import product
+
 import pytest
 
 from trnsim.cluster.plans.clocks import Conditions, Timeline, advance
@@ -53,6 +55,25 @@ def test_counted_laps_are_exact(schedule, slow, tasks_run):
     assert sums(fast) == sums(whole)
     assert few < (len(tasks_run) - few) / 2
     assert fast.repeated > MICROBATCHES / 2 and whole.repeated == 0
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages"), [("1f1b", 1), ("1f1b", 2), *product(SCHEDULES, [4])]
+)
+@pytest.mark.parametrize("length", [1, 3])
+def test_no_number_of_microbatches_loses_time(schedule, stages, length, monkeypatch):
+    state = StageClock.state  # as if only every `length`-th microbatch could be like another
+
+    def told_apart(self, time, microbatch):
+        return *state(self, time, microbatch), microbatch % length
+
+    monkeypatch.setattr(StageClock, "state", told_apart)
+    for microbatches in range(stages, 10 * stages, stages):
+        program = pipeline(schedule, stages, microbatches, RUNS)
+        prices = TIMES.prices(program, f"pp={stages}")
+        fast, whole = advance(program, prices), advance(program, prices, traced=True)
+        assert fast.ends.tolist() == whole.ends.tolist()
+        assert sums(fast) == sums(whole), microbatches
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -142,8 +142,9 @@ class _Laps:
         if self.begin is None:
             mark = self._mark(microbatch)
             before = self.seen.setdefault(hash(mark.state), microbatch)
-            if before != microbatch:
-                self.begin, self.length = mark, microbatch - before
+            length = microbatch - before
+            if length and microbatch + 2 * length in self.ends.values():  # one more comes after it
+                self.begin, self.length = mark, length
                 for clock in self.runs.clocks:
                     clock.open_lap()
         elif microbatch == self.begin.microbatch + self.length:
