@@ -47,13 +47,12 @@ def physical_cores(chip: Chip, lnc: int, logical: int) -> range:
     return range(lnc * logical, lnc * logical + lnc)
 
 
-def check_streams(chip: Chip, lnc: int, streams: int) -> int:
+def check_streams(chip: Chip, lnc: int, streams: int) -> None:
     """Raises BadInput for more collective streams than a logical core's CC-cores have."""
     most = chip.cc_streams_per_core * lnc
     if not 1 <= streams <= most:
         allowed = f"1 to {most} on {chip.title} at LNC={lnc}"
         raise BadInput("streams", streams, allowed, min(max(streams, 1), most))
-    return streams
 
 
 def stack_of(chip: Chip, physical: int) -> int:

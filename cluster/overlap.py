@@ -133,9 +133,6 @@ class InFlight(Generic[F]):
     def __len__(self) -> int:
         return self._number
 
-    def __contains__(self, flight: object) -> bool:
-        return any(flight in queue for queue in self.queues.values())
-
     def __iter__(self) -> Iterator[F]:
         for queue in self.queues.values():
             yield from queue

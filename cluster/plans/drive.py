@@ -21,6 +21,7 @@ from .program import Task
 from .stage_clock import Message, StageClock
 
 Mail = dict[Message, deque[Array]]
+"""Arrivals of messages that nobody has received yet, by message; none is empty."""
 
 
 def drive(clocks: Sequence[StageClock], mail: Mail, laps: bool) -> int:
@@ -34,9 +35,8 @@ def drive(clocks: Sequence[StageClock], mail: Mail, laps: bool) -> int:
     found = _Laps(runs)
     for number in range(len(clocks)):
         runs.finish(number, found.watch if laps and number == 0 else lambda: None)
-    left = [message for message, arrivals in mail.items() if arrivals]
-    if left:
-        channel, microbatch, source, target = left[0]
+    if mail:
+        channel, microbatch, source, target = next(iter(mail))
         raise CollectiveMismatch(
             f"stage {target} never receives {channel} of microbatch {microbatch},"
             f" which stage {source} sends"
@@ -62,16 +62,16 @@ class _Runs:
                 self._go_on(path[-1])
             except StopIteration:
                 ended = path.pop()
-                if path and not self._has_mail(path[-1]):
+                if path and self.waits[path[-1]] not in self.mail:
                     raise CollectiveMismatch(self._story([*path, ended])) from None
                 continue
             wanted = self.waits[path[-1]]
-            if len(path) > 1 and self._has_mail(path[-2]):
+            if len(path) > 1 and self.waits[path[-2]] in self.mail:
                 path.pop()
             elif wanted is None:
                 if len(path) == 1:
                     watch()
-            elif not self.mail.get(wanted):
+            elif wanted not in self.mail:
                 source = self._number.get(wanted[2], -1)
                 if source in path:
                     raise CollectiveMismatch(self._story(path[path.index(source) :], cycle=True))
@@ -79,19 +79,23 @@ class _Runs:
                     raise CollectiveMismatch(self._story(path))
                 path.append(source)
 
-    def _has_mail(self, number: int) -> bool:
-        return bool(self.mail.get(self.waits[number]))  # type: ignore[arg-type]
-
     def _go_on(self, number: int) -> None:
         """Runs a stage to the end of a task, or to a message that is not there."""
         wanted, run = self.waits[number], self._runs[number]
-        if wanted is not None and not self.mail.get(wanted):
+        if wanted is not None and wanted not in self.mail:
             return
         self.waits[number] = None
-        message = next(run) if wanted is None else run.send(self.mail[wanted].popleft())
-        while message is not None and self.mail.get(message):
-            message = run.send(self.mail[message].popleft())
+        message = next(run) if wanted is None else run.send(self._taken(wanted))
+        while message in self.mail:
+            message = run.send(self._taken(message))
         self.waits[number] = message
+
+    def _taken(self, message: Message) -> Array:
+        arrivals = self.mail[message]
+        arrival = arrivals.popleft()
+        if not arrivals:
+            del self.mail[message]
+        return arrival
 
     def _story(self, path: Sequence[int], cycle: bool = False) -> str:
         """What stages wait for, one after another."""
@@ -127,9 +131,9 @@ class _Laps:
 
     def __init__(self, runs: _Runs) -> None:
         self.runs = runs
-        self.ends = {
-            index: task.microbatch for index, task in _last_of_each_microbatch(runs.clocks[0].tasks)
-        }
+        tasks = enumerate(runs.clocks[0].tasks)
+        last = {task.microbatch: index for index, task in tasks if task.microbatch >= 0}
+        self.ends = {index: microbatch for microbatch, index in last.items()}
         self.seen: dict[int, int] = {}
         self.begin: _Mark | None = None
         self.length = self.counted = 0
@@ -161,7 +165,6 @@ class _Laps:
                 tuple((np.maximum(arrival, now[target]) - time).tobytes() for arrival in arrivals),
             )
             for (channel, of, source, target), arrivals in mail.items()
-            if arrivals
         )
         state = tuple(
             (clock.state(time, microbatch), wanted and (wanted[0], wanted[1] - microbatch))
@@ -192,7 +195,7 @@ class _Laps:
             clock.close_lap(more, count, later, shift)
             wanted = waits[number]
             waits[number] = wanted and (wanted[0], wanted[1] + later, *wanted[2:])
-        letters = [(message, list(arrivals)) for message, arrivals in self.runs.mail.items()]
+        letters = list(self.runs.mail.items())
         self.runs.mail.clear()
         for (channel, of, source, target), arrivals in letters:
             moved = deque(arrival + shift for arrival in arrivals)
@@ -216,8 +219,3 @@ def repeats(tasks: Sequence[Task], index: int, count: int, microbatches: int) ->
             break
         same += 1
     return max(0, same - 1) // count
-
-
-def _last_of_each_microbatch(tasks: Sequence[Task]) -> list[tuple[int, Task]]:
-    last = {task.microbatch: (i, task) for i, task in enumerate(tasks) if task.microbatch >= 0}
-    return list(last.values())

@@ -14,7 +14,7 @@ Both are exact. Neither is used for ranks that are traced.
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -47,11 +47,6 @@ class Context:
     def at(self, layer: int) -> "Context":
         """The same task, at a layer."""
         return Context(self.kind, self.microbatch, self.chunk, self.origin, layer)
-
-    def later(self, microbatches: int) -> "Context":
-        """The same task of a later microbatch."""
-        microbatch = self.microbatch + microbatches
-        return Context(self.kind, microbatch, self.chunk, self.origin, self.layer)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -153,7 +148,8 @@ class StageClock:
         later = Context("", microbatches, 0, 0)
         self.flights = InFlight([_moved(f, shift, 0, later, sign=1) for f in self.flights])
         if self._context is not None and tasks:
-            self._context = self._context.later(microbatches)
+            microbatch = self._context.microbatch + microbatches
+            self._context = replace(self._context, microbatch=microbatch)
 
     def account(self) -> Account:
         """Where the time of all tasks went."""

@@ -1,11 +1,11 @@
 """What can be said of the steps of a stage before they run: prices, who meets, what is alike."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from .. import overlap
 from .accounts import Account
-from .flights import Flight, Meeting
+from .flights import Flight, InFlight, Meeting
 from .places import Array, Classes, connected
 from .prices import ExchangePrice, Prices, SendPrice
 from .program import Exchange, Free, Layers, Receive, Run, Send, StageCode, Step
@@ -139,7 +139,7 @@ class StageSteps:
             for refs in (step.reads, step.writes)
         )
 
-    def component(self, steps: Stretch, flights: Collection[Flight]) -> Array:
+    def component(self, steps: Stretch, flights: InFlight) -> Array:
         """int64[classes]: which of them steps, and what is in flight, connect."""
         if id(steps) not in self._tables:
             met = [self.meetings[id(step)] for step in _exchanges(steps)]

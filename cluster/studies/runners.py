@@ -25,8 +25,8 @@ class Runner:
     """A command as something to run: `measure` gives a point's columns from its parameters.
 
     apart: options on which the time to prepare a point does not depend: points that agree in all
-    others run in one task and share what was prepared. columns: those that `measure` can give,
-    beside one of hops per axis.
+    others are run by few actors and share what was prepared. columns: those that `measure` can
+    give, beside one of hops per axis.
     """
 
     command: Callable[[], click.Command]
@@ -54,7 +54,7 @@ class Runner:
         return {key: _plain(value) for key, value in self.measure(self.parameters(options)).items()}
 
     def shape(self, options: Mapping[str, Any]) -> str:
-        """What points of one task have in common."""
+        """What points that share what is prepared have in common."""
         return repr(sorted((k, v) for k, v in options.items() if k not in self.apart))
 
 
